@@ -1,0 +1,146 @@
+"""Quantization of activations: the exact semantics, in torch, on any device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from humming.blocks import spread
+from humming.errors import ConfigError
+from humming.formats.activation import ActivationScheme
+from humming.formats.number import NumberFormat
+from humming.formats.tensors import decode, encode, storage_dtype
+
+__all__ = ["QuantizedActivation", "quantize_activation"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizedActivation:
+    """Activations [M, K] as codes under scales.
+
+    Attributes:
+        scheme: what they mean.
+        codes: uint8 [M, K], one code per byte.
+        scales: [1, 1], [M, 1] or [M, ceil(K / g)] in the storage dtype of the scale format.
+        second: float32 [1, 1] or [M, 1]; None without a second level.
+        invalid: bool [M, K], where the input was NaN; None if nowhere.
+    """
+
+    scheme: ActivationScheme
+    codes: torch.Tensor
+    scales: torch.Tensor
+    second: torch.Tensor | None = None
+    invalid: torch.Tensor | None = None
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The values [M, K]: code * scale * second, NaN where the input was NaN."""
+        assert self.scheme.scale is not None, "quantize_activation() checked it"
+        values = decode(self.codes, self.scheme.format, dtype)
+        scales = decode(self.scales, self.scheme.scale, dtype)
+        group = self.scheme.group_size
+        if group:
+            scales = spread(scales, 1, group, values.shape[1])
+        values = values * scales
+        if self.second is not None:
+            values = values * self.second.to(dtype)
+        return values if self.invalid is None else values.masked_fill(self.invalid, torch.nan)
+
+
+def quantize_activation(
+    x: torch.Tensor, scheme: ActivationScheme, input_scale: torch.Tensor | None = None
+) -> QuantizedActivation:
+    """Quantize activations as a layer with this scheme does.
+
+    A dynamic scale is amax / max, with amax the largest magnitude of the token, tensor or group
+    and max the format's largest value (2^(b-1) - 1 for integers), computed in float32 and
+    rounded to the scale format, e8m0 upwards so that nothing saturates. Under a second level t
+    it is amax / (max * t), and t is ``input_scale`` if static, else amax / (max * scale_max) of
+    the token or tensor (scale_max counts as 1 in e8m0, f16, bf16 and f32). Codes are
+    x / (scale * t) rounded to nearest even, saturating. Where amax is 0 the codes are 0. A NaN
+    stays NaN; a dynamic f32 scale makes NaN of all that shares it with an Inf or NaN.
+
+    Args:
+        x: float [M, K].
+        scheme: a quantizing scheme.
+        input_scale: float32 scalar, the stored scale of a static scheme.
+
+    Raises:
+        ConfigError: not [M, K] floats, a scheme that does not quantize, or no stored scale.
+    """
+    if x.dim() != 2 or not x.is_floating_point():
+        raise ConfigError("x", f"{x.dtype} {list(x.shape)}", "a float tensor [M, K]")
+    if not scheme.is_quantized or scheme.scale is None:
+        raise ConfigError("activation", str(scheme), "a scheme that quantizes")
+    if scheme.static and (input_scale is None or input_scale.numel() != 1):
+        raise ConfigError("input_scale", input_scale, f"one stored scale, for {scheme}")
+    wide = x.to(torch.float32)
+    nan = wide.isnan()
+    top = scheme.format.max
+    second: torch.Tensor | None = None
+    if scheme.second:
+        # Wide scale formats need no help to hold the range: the groups' scales end at 1.
+        narrow = scheme.scale.bits == 8 and scheme.scale.name != "e8m0"
+        reach = top * scheme.scale.max if narrow else top
+        second = _outer(wide, scheme.second, reach, input_scale)
+    if scheme.granularity == "tensor" and scheme.static:
+        scales = _outer(wide, "tensor", top, input_scale)
+    elif scheme.group_size:
+        amax = _group_amax(wide, scheme.group_size)
+        scales = amax / (top if second is None else top * second)
+    else:
+        scales = _outer(wide, scheme.granularity, top, None)
+    stored = _store(scales, scheme.scale)
+    divisor = decode(stored, scheme.scale)
+    if scheme.group_size:
+        divisor = spread(divisor, 1, scheme.group_size, x.shape[1])
+    if second is not None:
+        divisor = divisor * second
+    codes = encode(_clamp_integer(wide / divisor, scheme.format), scheme.format)
+    return QuantizedActivation(
+        scheme=scheme,
+        codes=codes,
+        scales=stored,
+        second=second,
+        invalid=nan if bool(nan.any()) else None,
+    )
+
+
+def _clamp_integer(x: torch.Tensor, fmt: NumberFormat) -> torch.Tensor:
+    """Integers use the symmetric range: -2^(b-1) would make -x and x round differently."""
+    return x.clamp(-fmt.max, fmt.max) if fmt.is_integer else x
+
+
+def _outer(
+    x: torch.Tensor, granularity: str, top: float, stored: torch.Tensor | None
+) -> torch.Tensor:
+    """Scale per tensor [1, 1] or per token [M, 1]: the stored one, or amax / top."""
+    if granularity == "tensor" and stored is not None:
+        return stored.to(device=x.device, dtype=torch.float32).reshape(1, 1)
+    if granularity == "tensor":
+        amax = x.abs().amax().reshape(1, 1) if x.numel() else x.new_zeros(1, 1)
+    else:
+        amax = x.abs().amax(dim=1, keepdim=True) if x.shape[1] else x.new_zeros(x.shape[0], 1)
+    scale = amax / top
+    return torch.where(scale == 0, torch.ones_like(scale), scale)
+
+
+def _group_amax(x: torch.Tensor, group: int) -> torch.Tensor:
+    group = min(group, max(x.shape[1], 1))  # a group may be larger than the row
+    padded = torch.nn.functional.pad(x.abs(), (0, -x.shape[1] % group))
+    groups: torch.Tensor = padded.unflatten(1, (-1, group))
+    return groups.amax(dim=2)
+
+
+def _store(scales: torch.Tensor, fmt: NumberFormat) -> torch.Tensor:
+    """Scales in their format; zero becomes the smallest positive one, since codes divide by it."""
+    if fmt.name == "e8m0":
+        mantissa, exponent = torch.frexp(scales)
+        up = exponent - (mantissa == 0.5).to(exponent.dtype) + fmt.bias
+        codes = torch.where(scales > 0, up, torch.full_like(up, fmt.bias)).clamp(0, 254)
+        return torch.where(scales.isfinite(), codes, fmt.nan_code).to(torch.uint8)
+    stored = encode(scales, fmt)
+    if fmt.bits == 8:
+        return stored.clamp(min=1)
+    tiny = torch.finfo(storage_dtype(fmt)).tiny
+    return torch.where(stored == 0, torch.full_like(stored, tiny), stored)
