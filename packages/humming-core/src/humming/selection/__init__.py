@@ -1,0 +1,16 @@
+"""Which backend runs a layer, on which device, with which activations: decided, with reasons."""
+
+from humming.selection.activation import WIDER, resolve_activation
+from humming.selection.choice import Verdict, select_backend, verdicts
+from humming.selection.device import Device, find_device, find_profile
+
+__all__ = [
+    "WIDER",
+    "Device",
+    "Verdict",
+    "find_device",
+    "find_profile",
+    "resolve_activation",
+    "select_backend",
+    "verdicts",
+]

@@ -1,0 +1,131 @@
+"""The backend packages: what they refuse and why, and what neither they nor core may name."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import humming_sm75_sm89
+import humming_sm90
+import humming_sm100
+import humming_thead
+from humming import plugins
+from humming.backend import Backend, Evidence
+from humming.hooks import hookimpl
+from humming.profiles import DeviceProfile
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = [humming_sm75_sm89, humming_sm90, humming_sm100, humming_thead]
+BACKENDS: dict[str, type[Backend]] = {
+    kind.name: kind for package in PACKAGES for kind in package.humming_register_backends()
+}
+PROFILES = [p for p in plugins.profiles().values() if p.vendor in ("nvidia", "thead", "cpu")]
+NO_KERNELS = "no kernels in this version"
+
+#: Words for architectures and products. Core's Python and headers contain none of them.
+ARCHITECTURE = re.compile(
+    r"\bsm_?\d{2,3}[af]?\b|\b(turing|ampere|ada|lovelace|hopper|blackwell|rubin)\b|t-?head\b"
+    r"|\bppu\b|zhenwu|\b(rtx|geforce|tesla)\b|\b(T4|A10|A100|L4|L40S?|H20|[HB][1-3]00|GB\d+)\b",
+    re.IGNORECASE,
+)
+
+
+def test_there_are_five_backends_in_four_packages() -> None:
+    assert sorted(BACKENDS) == ["sm100", "sm120", "sm75_sm89", "sm90", "thead"]
+
+
+@pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
+def test_only_the_backend_that_the_profile_prefers_wants_nothing_but_kernels(
+    profile: DeviceProfile,
+) -> None:
+    reasons = {name: kind.refuse_device(profile) for name, kind in BACKENDS.items()}
+    wanting = [name for name, reason in reasons.items() if reason == NO_KERNELS]
+    assert wanting == [profile.target.backend] * (profile.vendor != "cpu")
+    for name, reason in reasons.items():
+        assert reason, "there are no kernels yet"
+        assert name in wanting or profile.title in reason
+
+
+def test_a_refusal_names_the_instruction_and_what_the_device_lists() -> None:
+    profiles = plugins.profiles()
+    refuse = {name: kind.refuse_device for name, kind in BACKENDS.items()}
+    t4, h200, thead = (profiles[n] for n in ("nvidia-t4", "nvidia-h200", "thead-zhenwu-810e"))
+    assert refuse["sm90"](t4) == "needs wgmma; NVIDIA T4 lists mma"
+    assert refuse["sm100"](h200) == "needs tcgen05; NVIDIA H200 lists wgmma, mma"
+    assert refuse["sm120"](h200) == "needs mxmma; NVIDIA H200 lists wgmma, mma"
+    assert refuse["sm75_sm89"](h200) == "for devices with mma alone; NVIDIA H200 lists wgmma, mma"
+    assert refuse["sm90"](thead) == "for NVIDIA devices; T-Head Zhenwu 810E is none"
+    assert refuse["thead"](t4) == "for T-Head devices; NVIDIA T4 is none"
+
+
+@pytest.mark.parametrize("name", sorted(BACKENDS))
+def test_a_backend_refuses_layers_as_it_refuses_devices_and_claims_no_evidence(name: str) -> None:
+    (profile,) = [p for p in PROFILES if p.target.backend == name and p.match.product][:1]
+    backend = BACKENDS[name](profile)
+    assert backend.refuse(None, None) == NO_KERNELS  # type: ignore[arg-type]
+    assert backend.evidence(profile) is Evidence.NONE
+
+
+def test_importing_the_packages_imports_neither_torch_nor_a_backend() -> None:
+    names = [package.__name__ for package in PACKAGES]
+    unwanted = ["torch", *(f"{name}.backend" for name in names)]
+    code = f"import sys, {', '.join(names)}; print([m for m in {unwanted} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_thead_recognises_its_devices_and_leaves_others_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch
+
+    facts = SimpleNamespace(
+        name="PPU-ZW810E",
+        major=8,
+        minor=0,
+        multi_processor_count=80,
+        regs_per_multiprocessor=65536,
+        max_threads_per_multi_processor=2048,
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda ordinal: facts)
+    identity = humming_thead.humming_identify_device(0)
+    assert identity is not None
+    assert (identity.vendor, identity.capability) == ("thead", (8, 0))
+    assert "sm_count" not in identity.limits  # what this driver says of it is not to be trusted
+    assert humming_thead.humming_identify_device(1) is None
+    facts.name = "NVIDIA H200"
+    assert humming_thead.humming_identify_device(0) is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert humming_thead.humming_identify_device(0) is None
+
+
+def test_the_hooks_of_the_packages_are_marked() -> None:
+    marker = next(iter(vars(hookimpl(lambda: None))))
+    for package in PACKAGES:
+        hooks = [value for name, value in vars(package).items() if name.startswith("humming_")]
+        assert any(hasattr(hook, marker) for hook in hooks)
+
+
+@pytest.mark.parametrize("word", ["sm_90", "sm90a", "Hopper", "PPU", "H20", "T-Head", "RTX 4090"])
+def test_the_expression_for_architectures_finds_them(word: str) -> None:
+    assert ARCHITECTURE.search(f"for {word} only")
+
+
+def test_core_names_no_architecture() -> None:
+    core = ROOT / "packages/humming-core/src/humming"
+    files = [f for f in core.rglob("*") if f.suffix in (".py", ".cuh", ".h", ".cu", ".j2")]
+    assert len(files) > 20
+    found = [
+        f"{file.relative_to(ROOT)}:{number}: {line.strip()}"
+        for file in files
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1)
+        if ARCHITECTURE.search(line)
+    ]
+    assert found == []
