@@ -61,7 +61,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the whole test suite that needs no GPU, with coverage; arguments go to pytest."""
-    paths = suites(session, "unit", "compile", "plugins")
+    paths = suites(session, "unit", "compile", "plugins", "docs")
     install_torch(session)
     install_for_tests(session)
     coverage = ("--cov", "--cov-report=term")

@@ -45,4 +45,6 @@ def test_sizes_beyond_32_bits_are_refused() -> None:
     with pytest.raises(ConfigError, match="sizes up to 2147483647"):
         Granularity.group(2**31)
     with pytest.raises(ConfigError, match="sizes up to"):
+        ActivationScheme.parse("s8-g9999999999-f32")
+    with pytest.raises(ConfigError, match="expected tensor, token or gG"):
         ActivationScheme.parse(f"s8-g{2**70}-f32")

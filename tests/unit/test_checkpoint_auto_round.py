@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from int_packers import IntLayer, awq_tensors, gptq_tensors, int32, random_layer
+from int_packers import IntLayer, awq_tensors, gptq_tensors, int32, random_layer, stream
 from memory_checkpoint import FIXTURES, fixture_expected, fixture_loader, memory_loader
 
 from humming.checkpoints.auto_round import AutoRoundLoader
@@ -163,7 +163,7 @@ def test_names_win_over_patterns_and_patterns_apply_in_order() -> None:
     two, four, eight = (random_layer(32, 64, 32, bits) for bits in (2, 4, 8))
     tensors, values = layers(("m.1.q", two), ("m.1.k", eight), ("m.10.q", four), ("lm_head", eight))
     rules = {
-        r".*\.k$": {"bits": 8},
+        r"\.k$": {"bits": 8, "group_size": None},
         r"m\.1\.": {"bits": 3},  # searched for: m.1.k has its rule already
         "m.1.q": {"bits": 2},
         "lm_head": {"bits": 8, "group_size": 32, "sym": False, "act_bits": 16, "super_bits": None},
@@ -308,17 +308,18 @@ def test_pairs_with_scales_of_another_shape_are_refused() -> None:
         loader_of(tensors, data_type="mx_int").plan()
 
 
-def test_integers_of_compressed_tensors_are_read_by_that_loader() -> None:
-    layer = random_layer(8, 64, 32, 4, sym=True)
-    words = [
-        [int(w) for w in row] for row in gptq_tensors(layer)["layer.qweight"].t().long() % 2**32
-    ]
+@pytest.mark.parametrize("sym", [True, False])
+def test_integers_of_compressed_tensors_are_read_by_that_loader(sym: bool) -> None:
+    layer = random_layer(8, 64, 32, 4, sym=sym)
     tensors = {
-        "layer.weight_packed": int32(words),
+        "layer.weight_packed": int32([stream(row, 4) for row in layer.codes]),
         "layer.weight_scale": layer.scales,
         "layer.weight_shape": torch.tensor([8, 64]),
     }
-    loader = loader_of(tensors, packing_format="auto_round:llm_compressor", sym=True)
+    if not sym:
+        zeros = [stream(row, 4) for row in layer.zeros.T]
+        tensors["layer.weight_zero_point"] = int32(zeros).t().contiguous()
+    loader = loader_of(tensors, packing_format="auto_round:llm_compressor", sym=sym)
     check(loader, {"layer": layer.values})
 
 

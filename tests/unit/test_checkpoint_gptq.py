@@ -15,6 +15,7 @@ from memory_checkpoint import FIXTURES, fixture_expected, fixture_loader, memory
 
 from humming.checkpoints.gptq import GptqLoader
 from humming.errors import CheckpointError
+from humming.packing import pack
 from humming.weight import CanonicalWeight
 
 CASES = sorted(path.parent.name for path in FIXTURES.glob("gptq/*/config.json"))
@@ -128,11 +129,19 @@ def test_three_bit_rows_take_ceil_of_three_words_per_32() -> None:
     assert torch.equal(weight.codes(), torch.from_numpy(layer.codes.astype(np.uint8)))
 
 
-def test_codes_in_whole_words_are_read_without_the_junk_after_them() -> None:
-    layer = random_layer(16, 44, 16, 4)  # five and a half words
+@pytest.mark.parametrize("k", [44, 45])  # the last word ends within, also within a byte
+def test_junk_after_the_last_code_is_dropped(k: int) -> None:
+    layer = random_layer(16, k, 16, 4)
     tensors = gptq_tensors(layer)
-    tensors["layer.qweight"][-1] |= -65536
-    check(read(tensors, config(4, 16, checkpoint_format="gptq_v2")), layer)
+    tensors["layer.qweight"][-1] |= -(1 << (4 * (k % 8)))
+    weight = read(tensors, config(4, 16, checkpoint_format="gptq_v2"))
+    check(weight, layer)
+    assert torch.equal(weight.packed, pack(weight.codes(), 4))
+
+
+def test_planar_codes_of_one_plane_need_no_multiples_of_32() -> None:
+    layer = random_layer(20, 44, 16, 4)
+    check(read(gptq_tensors(layer), config(4, 16, checkpoint_format="gptq_p")), layer)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -267,7 +276,8 @@ def test_symmetric_three_bits_of_old_gptqmodel_are_known(caplog: pytest.LogCaptu
     wrong = (0x24924924, 0x92492492, 0x49249249)
     stored = [(a - b) & 0xFFFFFFFF for a, b in zip(V2_SYM[3], wrong, strict=True)]
     tensors["layer.qzeros"] = int32([stored])
-    check(read(tensors, config(3, 32, sym=True)), layer)
+    settings = config(3, 32, sym=True, meta={"quantizer": ["gptqmodel:2.1.0"]})
+    check(read(tensors, settings), layer)
     assert "before 6.1" in caplog.text
 
 
@@ -276,6 +286,9 @@ def test_zero_points_that_contradict_sym_are_refused(form: str) -> None:
     layer = random_layer(32, 64, 32, 4)
     tensors = gptq_tensors(layer, offset=0)
     with pytest.raises(CheckpointError, match=r"layer.qzeros.*sym is true.*8.*0 to 15 are stored"):
+        read(tensors, config(4, 32, sym=True, checkpoint_format=form))
+    tensors["layer.qzeros"][:] = 0x66666666
+    with pytest.raises(CheckpointError, match="6 to 6 are stored"):
         read(tensors, config(4, 32, sym=True, checkpoint_format=form))
 
 
@@ -339,6 +352,14 @@ def test_uneven_groups_keep_an_index() -> None:
     check(weight, layer)
     assert weight.group_index is not None
     assert weight.group_index.tolist() == sorted(layer.groups.tolist())
+
+
+def test_uneven_groups_in_order_need_no_permutation() -> None:
+    layer = random_layer(8, 64, 16, 4)
+    layer.groups = np.array([0] * 20 + [1] * 10 + [2] * 14 + [3] * 20)
+    weight = read(gptq_tensors(layer), config(4, 16, desc_act=True, checkpoint_format="gptq_v2"))
+    check(weight, layer)
+    assert weight.permutation is None
 
 
 @pytest.mark.parametrize("desc_act", [True, False])
