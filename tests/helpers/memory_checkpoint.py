@@ -29,8 +29,9 @@ _DTYPES = {
     torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
     torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
     torch.float8_e8m0fnu: "F8_E8M0",
-    torch.float4_e2m1fn_x2: "F4",
 }
+if hasattr(torch, "float4_e2m1fn_x2"):  # since torch 2.8
+    _DTYPES[torch.float4_e2m1fn_x2] = "F4"
 
 
 class MemoryStore:

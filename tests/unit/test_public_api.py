@@ -7,6 +7,7 @@ import importlib
 import inspect
 import os
 import pkgutil
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,32 @@ def test_a_clash_is_one_clear_error_with_the_command_that_mends_it(tmp_path):
         PYTHONPATH=path,
     )
     assert caught.stdout.strip() == "NameClashError"
+
+
+def test_the_command_sees_a_clash_though_the_package_is_no_longer_ours(tmp_path):
+    """humming-kernels installed over humming-core: its __init__ is there, our _clash still is."""
+    fake_distribution(tmp_path, "humming-kernels", "0.1.20")
+    mixed = tmp_path / "humming"
+    mixed.mkdir()
+    (mixed / "__init__.py").write_text("raise RuntimeError('not ours')")
+    shutil.copy(SOURCE.parent / "_clash.py", mixed)
+    shutil.copy(SOURCE.parents[1] / "humming_command.py", tmp_path)
+    done = run(
+        "import sys, humming_command; sys.exit(humming_command.main())", PYTHONPATH=str(tmp_path)
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("humming: error: humming-kernels 0.1.20 is installed")
+    assert "pip uninstall -y humming-kernels" in done.stderr
+
+
+def test_the_command_hands_over_where_there_is_no_clash():
+    done = run(
+        "import sys, humming_command; sys.argv = ['humming', '--version']\n"
+        "sys.exit(humming_command.main())",
+        PYTHONPATH=str(SOURCE.parents[1]),
+    )
+    assert done.returncode == 0, done.stderr
+    assert humming.__version__ in done.stdout
 
 
 def test_another_distribution_of_a_similar_name_is_no_clash(tmp_path):
