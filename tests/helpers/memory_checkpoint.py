@@ -50,7 +50,7 @@ class MemoryStore:
     def info(self, name: str) -> TensorInfo:
         tensor = self.tensors[name]
         shape = tuple(tensor.shape)
-        if tensor.dtype == torch.float4_e2m1fn_x2:  # a header counts codes, torch pairs of them
+        if _DTYPES[tensor.dtype] == "F4":  # a header counts codes, torch pairs of them
             shape = (*shape[:-1], 2 * shape[-1])
         return TensorInfo(_DTYPES[tensor.dtype], shape)
 

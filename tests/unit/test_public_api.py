@@ -141,7 +141,7 @@ def test_the_command_hands_over_where_there_is_no_clash():
         PYTHONPATH=str(SOURCE.parents[1]),
     )
     assert done.returncode == 0, done.stderr
-    assert humming.__version__ in done.stdout
+    assert done.stdout.startswith("humming ")
 
 
 def test_another_distribution_of_a_similar_name_is_no_clash(tmp_path):
