@@ -7,6 +7,8 @@ import torch
 
 import humming
 from humming import devices
+from humming.activations import quantize_activation
+from humming.formats.activation import ACTIVATION_ALIASES, ActivationScheme
 from humming.selection import find_device
 
 pytestmark = [
@@ -47,6 +49,28 @@ def test_dequantized_values_have_the_same_bits_on_the_gpu(scheme: str) -> None:
     weight = humming.quantize(torch.randn(192, 320), scheme)
     here, there = weight.dequantize(), weight.to("cuda").dequantize().cpu()
     assert torch.equal(here.view(torch.int32), there.view(torch.int32))
+
+
+@pytest.mark.parametrize("text", [*ACTIVATION_ALIASES, "s8-tensor-f32", "e5m2-g32-e5m3-token"])
+def test_activations_are_quantized_to_the_same_bits_on_the_gpu(text: str) -> None:
+    scheme = ActivationScheme.parse(text)
+    x = torch.randn(300, 320) * torch.exp2(torch.rand(300, 1) * 12 - 6)
+    scale = torch.tensor(0.013) if scheme.static else None
+    here = quantize_activation(x, scheme, scale)
+    there = quantize_activation(x.cuda(), scheme, scale)
+    assert torch.equal(here.codes, there.codes.cpu())
+    assert torch.equal(here.scales, there.scales.cpu())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("clip", ["max", "mse"])
+def test_weights_are_quantized_to_the_same_bits_on_the_gpu(scheme: str, clip: str) -> None:
+    dense = torch.randn(192, 320) * torch.exp2(torch.rand(192, 1) * 6 - 3)
+    there = dict(humming.quantize(dense.cuda(), scheme, clip=clip).tensors())
+    for field, tensor in humming.quantize(dense, scheme, clip=clip).tensors():
+        # With "mse" a sum over a block picks the scale; its order differs between devices.
+        same = float((tensor == there[field].cpu()).float().mean())
+        assert same == 1.0 if clip == "max" else same > 0.99, (field, same)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

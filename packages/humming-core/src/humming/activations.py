@@ -10,7 +10,7 @@ from humming.blocks import spread
 from humming.errors import ConfigError
 from humming.formats.activation import ActivationScheme
 from humming.formats.number import NumberFormat
-from humming.formats.tensors import decode, encode, storage_dtype
+from humming.formats.tensors import decode, divide, encode, storage_dtype
 
 __all__ = ["QuantizedActivation", "quantize_activation"]
 
@@ -87,7 +87,7 @@ def quantize_activation(
         scales = _outer(wide, "tensor", top, input_scale)
     elif scheme.group_size:
         amax = _group_amax(wide, scheme.group_size)
-        scales = amax / (top if second is None else top * second)
+        scales = divide(amax, top) if second is None else amax / (top * second)
     else:
         scales = _outer(wide, scheme.granularity, top, None)
     stored = _store(scales, scheme.scale)
@@ -121,7 +121,7 @@ def _outer(
         amax = x.abs().amax().reshape(1, 1) if x.numel() else x.new_zeros(1, 1)
     else:
         amax = x.abs().amax(dim=1, keepdim=True) if x.shape[1] else x.new_zeros(x.shape[0], 1)
-    scale = amax / top
+    scale = divide(amax, top)
     return torch.where(scale == 0, torch.ones_like(scale), scale)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from humming.errors import ConfigError
 from humming.formats.scheme import Second, WeightScheme, Zero
-from humming.formats.tensors import decode, encode
+from humming.formats.tensors import decode, divide, encode
 from humming.packing import pack
 from humming.weight import CanonicalWeight
 
@@ -131,7 +131,7 @@ def _second_scale(weight: torch.Tensor, scheme: WeightScheme) -> torch.Tensor | 
         largest = weight.abs().amax().reshape(1, 1)
     narrow = scheme.scale.bits == 8 and scheme.scale.name != "e8m0"
     top = scheme.scale.max if narrow else 1.0
-    second = largest.to(torch.float32) / (_positive_range(scheme) * top)
+    second = divide(largest.to(torch.float32), _positive_range(scheme) * top)
     return torch.where(second > 0, second, torch.ones_like(second))
 
 
@@ -192,12 +192,12 @@ def _scales(
     """Stored scales and zeros for blocks that range from `low` to `high`."""
     steps = (1 << scheme.code.bits) - 1
     if scheme.zero is Zero.NONE:
-        wanted = torch.maximum(high.abs(), low.abs()) / _positive_range(scheme)
+        wanted = divide(torch.maximum(high.abs(), low.abs()), _positive_range(scheme))
     elif scheme.zero is Zero.INTEGER:
         low, high = low.clamp(max=0.0), high.clamp(min=0.0)
-        wanted = (high - low) / steps
+        wanted = divide(high - low, steps)
     else:
-        wanted = (high - low) / steps
+        wanted = divide(high - low, steps)
     stored = _store_scale(wanted, scheme)
     if scheme.zero is Zero.NONE:
         return stored, None

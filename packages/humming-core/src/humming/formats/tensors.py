@@ -16,7 +16,7 @@ from humming.errors import ConfigError
 from humming.formats.number import Kind, NumberFormat, Specials
 from humming.formats.table import number_format
 
-__all__ = ["TORCH_FLOATS", "as_storage", "decode", "encode", "storage_dtype"]
+__all__ = ["TORCH_FLOATS", "as_storage", "decode", "divide", "encode", "storage_dtype"]
 
 #: Formats that torch stores as themselves; all others are kept as uint8 codes.
 TORCH_FLOATS: dict[str, torch.dtype] = {
@@ -24,6 +24,15 @@ TORCH_FLOATS: dict[str, torch.dtype] = {
     "bf16": torch.bfloat16,
     "f32": torch.float32,
 }
+
+
+def divide(x: torch.Tensor, divisor: float) -> torch.Tensor:
+    """``x / divisor``, rounded once on every device.
+
+    torch divides a CUDA tensor by a number by multiplying with the reciprocal, which rounds
+    twice; a scale that is one bit off moves codes that lie on a tie.
+    """
+    return x / torch.full((), divisor, dtype=x.dtype, device=x.device)
 
 
 def storage_dtype(fmt: NumberFormat) -> torch.dtype:
