@@ -283,3 +283,16 @@ def test_no_tokens_are_no_tokens_for_experts_too():
     )
     counts = torch.zeros(E, dtype=torch.int64)
     assert module(torch.zeros(E, 0, K), expert_counts=counts).shape == (E, 0, N)
+
+
+def test_a_fallback_is_taken_forbidden_or_allowed_as_asked():
+    """No 4-bit float holds every zero-pointed 4-bit code, so e2m1 has to give way here (R13)."""
+    weight = oracle.random_weight("u4+z-g16-f16", N, K)
+    asking = weight.replace(activation=ActivationScheme.parse("e2m1-g16-e4m3fn-token"))
+    x = torch.randn(3, K)
+    assert str(QuantLinear(asking).prepare(x.dtype).layer.activation) != str(asking.activation)
+    with pytest.raises(UnsupportedError, match="would work"):
+        QuantLinear(asking, allow_fallback=False)(x)
+    with pytest.raises(UnsupportedError, match="would work"):
+        QuantLinear(weight, activation="e2m1")(x)
+    assert QuantLinear(weight, activation="e2m1", allow_fallback=True)(x).shape == (3, N)

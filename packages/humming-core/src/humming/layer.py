@@ -13,6 +13,7 @@ from humming.backend import Backend, EagerBackend
 from humming.configs import ComputeConfig, GemmKind, LayerConfig
 from humming.errors import ConfigError, UnsupportedError
 from humming.formats.activation import ActivationScheme
+from humming.formats.number import NumberFormat
 from humming.formats.scheme import WeightScheme
 from humming.formats.table import number_format
 from humming.formats.tensors import TORCH_FLOATS
@@ -58,6 +59,7 @@ def prepare(
     activation: str | ActivationScheme | None = None,
     backend: str | None = None,
     compute: ComputeConfig | None = None,
+    allow_fallback: bool | None = None,
 ) -> PreparedLayer:
     """Choose activation type and backend for `weight` and make it ready.
 
@@ -67,6 +69,9 @@ def prepare(
         activation: overrides what the checkpoint asks for; then nothing is replaced silently.
         backend: name; None selects as :func:`humming.select_backend` does.
         compute: promises; None is a dense product, or an indexed one with experts.
+        allow_fallback: whether a wider activation type may stand in for one that the device
+            lacks. None: yes for what the checkpoint asks (unless HUMMING_ALLOW_FALLBACK=0), no
+            for `activation`.
 
     Raises:
         ConfigError: an unknown dtype or name.
@@ -83,22 +88,18 @@ def prepare(
         asked = ActivationScheme(format=output)
     override = None if activation is None else ActivationScheme.parse(activation)
     resolved = resolve_activation(
-        asked, profile, weight=weight.scheme, output=output, override=override
+        asked,
+        profile,
+        weight=weight.scheme,
+        output=output,
+        override=override,
+        allow_fallback=allow_fallback,
     )
     if resolved.static and weight.input_scale is None:
         raise ConfigError(
             "activation", str(resolved), "a dynamic scheme: this weight stores no input_scale"
         )
-    layer = LayerConfig(
-        n=weight.n,
-        k=weight.k,
-        experts=weight.experts,
-        weight=weight.scheme,
-        activation=resolved,
-        output=output,
-        bias=weight.bias is not None,
-        act_order=weight.permutation is not None,
-    )
+    layer = _layer_config(weight, resolved, output)
     chosen = select_backend(backend, device=device, layer=layer, compute=compute)
     if not isinstance(chosen, EagerBackend):
         raise UnsupportedError(
@@ -107,6 +108,22 @@ def prepare(
         )
     _LOG.debug("%s: %s", layer, chosen.name)
     return PreparedLayer(chosen, layer, compute, chosen.prepare(weight, layer, compute))
+
+
+def _layer_config(
+    weight: CanonicalWeight, activation: ActivationScheme, output: NumberFormat
+) -> LayerConfig:
+    """The numbers that a layer over `weight` multiplies."""
+    return LayerConfig(
+        n=weight.n,
+        k=weight.k,
+        experts=weight.experts,
+        weight=weight.scheme,
+        activation=activation,
+        output=output,
+        bias=weight.bias is not None,
+        act_order=weight.permutation is not None,
+    )
 
 
 def _given(*tensors: torch.Tensor | None) -> Routing:
@@ -234,6 +251,7 @@ class QuantLinear(nn.Module):
         activation: str | ActivationScheme | None = None,
         bias: torch.Tensor | None = None,
         backend: str | None = None,
+        allow_fallback: bool | None = None,
     ) -> None:
         """Wrap a weight.
 
@@ -243,6 +261,7 @@ class QuantLinear(nn.Module):
                 or the nearest wider type that the device has.
             bias: [N] or [E, N]; replaces the weight's own.
             backend: name; None selects one.
+            allow_fallback: whether a wider activation type may stand in; see :func:`prepare`.
 
         Raises:
             ConfigError: the bias does not fit, or `activation` is no scheme.
@@ -252,6 +271,7 @@ class QuantLinear(nn.Module):
             weight = weight.replace(bias=bias.detach())
         self.activation = None if activation is None else ActivationScheme.parse(activation)
         self.backend = backend
+        self.allow_fallback = allow_fallback
         self._facts = weight
         for field, tensor in weight.tensors():
             self.register_buffer(field, tensor)
@@ -310,6 +330,7 @@ class QuantLinear(nn.Module):
                 activation=self.activation,
                 backend=self.backend,
                 compute=ComputeConfig(gemm=kind),
+                allow_fallback=self.allow_fallback,
             )
         return self._prepared[key]
 
