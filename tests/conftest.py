@@ -27,11 +27,3 @@ torch.set_num_threads(1)
 def seeded() -> None:
     """torch's random numbers are the same in every run and in any order of the tests."""
     torch.manual_seed(0)
-
-
-@pytest.fixture
-def device() -> torch.device:
-    """A CUDA device; the test is skipped where there is none."""
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return torch.device("cuda", 0)

@@ -10,7 +10,7 @@ from humming.blocks import spread
 from humming.errors import ConfigError
 from humming.formats.activation import ActivationScheme
 from humming.formats.number import NumberFormat
-from humming.formats.tensors import decode, divide, encode, storage_dtype
+from humming.formats.tensors import decode, divide, encode, encode_scale, scale_reach
 
 __all__ = ["QuantizedActivation", "quantize_activation"]
 
@@ -79,10 +79,7 @@ def quantize_activation(
     top = scheme.format.max
     second: torch.Tensor | None = None
     if scheme.second:
-        # Wide scale formats need no help to hold the range: the groups' scales end at 1.
-        narrow = scheme.scale.bits == 8 and scheme.scale.name != "e8m0"
-        reach = top * scheme.scale.max if narrow else top
-        second = _outer(wide, scheme.second, reach, input_scale)
+        second = _outer(wide, scheme.second, top * scale_reach(scheme.scale), input_scale)
     if scheme.granularity == "tensor" and scheme.static:
         scales = _outer(wide, "tensor", top, input_scale)
     elif scheme.group_size:
@@ -90,7 +87,7 @@ def quantize_activation(
         scales = divide(amax, top) if second is None else amax / (top * second)
     else:
         scales = _outer(wide, scheme.granularity, top, None)
-    stored = _store(scales, scheme.scale)
+    stored = encode_scale(scales, scheme.scale)
     divisor = decode(stored, scheme.scale)
     if scheme.group_size:
         divisor = spread(divisor, 1, scheme.group_size, x.shape[1])
@@ -130,17 +127,3 @@ def _group_amax(x: torch.Tensor, group: int) -> torch.Tensor:
     padded = torch.nn.functional.pad(x.abs(), (0, -x.shape[1] % group))
     groups: torch.Tensor = padded.unflatten(1, (-1, group))
     return groups.amax(dim=2)
-
-
-def _store(scales: torch.Tensor, fmt: NumberFormat) -> torch.Tensor:
-    """Scales in their format; zero becomes the smallest positive one, since codes divide by it."""
-    if fmt.name == "e8m0":
-        mantissa, exponent = torch.frexp(scales)
-        up = exponent - (mantissa == 0.5).to(exponent.dtype) + fmt.bias
-        codes = torch.where(scales > 0, up, torch.full_like(up, fmt.bias)).clamp(0, 254)
-        return torch.where(scales.isfinite(), codes, fmt.nan_code).to(torch.uint8)
-    stored = encode(scales, fmt)
-    if fmt.bits == 8:
-        return stored.clamp(min=1)
-    tiny = torch.finfo(storage_dtype(fmt)).tiny
-    return torch.where(stored == 0, torch.full_like(stored, tiny), stored)

@@ -8,7 +8,7 @@ import torch
 
 from humming.errors import ConfigError
 from humming.formats.scheme import Second, WeightScheme, Zero
-from humming.formats.tensors import decode, divide, encode
+from humming.formats.tensors import decode, divide, encode, encode_scale, scale_reach
 from humming.packing import pack
 from humming.weight import CanonicalWeight
 
@@ -31,8 +31,8 @@ def quantize(
 
     The scale of a block maps its largest magnitude (its range, with zero points) onto the
     largest code; it is rounded to the scale format before the codes are computed, e8m0 scales
-    upwards so that nothing saturates (OCP MX rounds down; that saturates up to a quarter of a
-    binade). A block of zeros gets scale 1 and codes of zero.
+    upwards so that nothing saturates (OCP MX rounds down, and what then lies beyond the largest
+    code saturates). A block of zeros gets scale 1 and codes of zero.
 
     Args:
         weight: float [N, K] or [E, N, K]; finite.
@@ -129,9 +129,8 @@ def _second_scale(weight: torch.Tensor, scheme: WeightScheme) -> torch.Tensor | 
         largest = weight.abs().amax(dim=1, keepdim=True)
     else:
         largest = weight.abs().amax().reshape(1, 1)
-    narrow = scheme.scale.bits == 8 and scheme.scale.name != "e8m0"
-    top = scheme.scale.max if narrow else 1.0
-    second = divide(largest.to(torch.float32), _positive_range(scheme) * top)
+    top = _positive_range(scheme) * scale_reach(scheme.scale)
+    second = divide(largest.to(torch.float32), top)
     return torch.where(second > 0, second, torch.ones_like(second))
 
 
@@ -219,18 +218,11 @@ def _check_reach(wanted: torch.Tensor, scheme: WeightScheme) -> None:
 
 
 def _store_scale(wanted: torch.Tensor, scheme: WeightScheme) -> torch.Tensor:
-    """Codes of positive scales in the scale format; never zero, since codes divide by it."""
+    """Scales in their format; a block of zeros gets 1."""
     wanted = torch.where(wanted > 0, wanted, torch.ones_like(wanted))
-    if scheme.scale.name == "e8m0":
-        # ceil(log2(wanted)) exactly: frexp gives wanted = m * 2^e with 0.5 <= m < 1.
-        mantissa, exponent = torch.frexp(wanted)
-        up = exponent - (mantissa == 0.5).to(exponent.dtype)
-        return (up + scheme.scale.bias).clamp(0, 254).to(torch.uint8)
-    _check_reach(wanted, scheme)
-    stored = encode(wanted, scheme.scale)
-    if scheme.scale.bits == 8:
-        return stored.clamp(min=1)  # code 1 is the smallest positive value
-    return torch.where(stored > 0, stored, torch.finfo(stored.dtype).tiny)
+    if scheme.scale.name != "e8m0":
+        _check_reach(wanted, scheme)
+    return encode_scale(wanted, scheme.scale)
 
 
 def _round(

@@ -16,7 +16,16 @@ from humming.errors import ConfigError
 from humming.formats.number import Kind, NumberFormat, Specials
 from humming.formats.table import number_format
 
-__all__ = ["TORCH_FLOATS", "as_storage", "decode", "divide", "encode", "storage_dtype"]
+__all__ = [
+    "TORCH_FLOATS",
+    "as_storage",
+    "decode",
+    "divide",
+    "encode",
+    "encode_scale",
+    "scale_reach",
+    "storage_dtype",
+]
 
 #: Formats that torch stores as themselves; all others are kept as uint8 codes.
 TORCH_FLOATS: dict[str, torch.dtype] = {
@@ -144,3 +153,35 @@ def _midpoints(fmt: NumberFormat, dtype: torch.dtype, device: torch.device) -> t
     grid = grid[grid.isfinite()]
     middle = (grid[:-1] + grid[1:]) / 2  # exact in float32 too: at most 9 significant bits
     return middle.to(device=device, dtype=dtype)
+
+
+def encode_scale(scales: torch.Tensor, fmt: NumberFormat) -> torch.Tensor:
+    """Stored scales, of weights and activations alike: never zero, since codes divide by them.
+
+    e8m0 rounds up, so that nothing under the scale saturates; every other format to nearest.
+    Zero becomes 1 in e8m0, which has no zero, and the smallest positive value elsewhere.
+    Inf becomes NaN in e8m0 and saturates elsewhere; NaN stays NaN.
+
+    Args:
+        scales: float, zero or positive.
+        fmt: a scale format.
+    """
+    if fmt.name == "e8m0":
+        # ceil(log2(scale)) exactly: frexp gives scale = m * 2^e with 0.5 <= m < 1.
+        mantissa, exponent = torch.frexp(scales)
+        up = exponent - (mantissa == 0.5).to(exponent.dtype) + fmt.bias
+        codes = torch.where(scales > 0, up, torch.full_like(up, fmt.bias)).clamp(0, 254)
+        return torch.where(scales.isfinite(), codes, fmt.nan_code).to(torch.uint8)
+    stored = encode(scales, fmt)
+    if fmt.bits == 8:
+        return stored.clamp(min=1)  # code 1 is the smallest positive value
+    tiny = torch.finfo(storage_dtype(fmt)).tiny
+    return torch.where(stored == 0, torch.full_like(stored, tiny), stored)
+
+
+def scale_reach(fmt: NumberFormat) -> float:
+    """The largest first-level scale that a second level provides for.
+
+    Narrow formats are used up to their end. Those that hold the range anyway end at 1.
+    """
+    return fmt.max if fmt.bits == 8 and fmt.name != "e8m0" else 1.0
