@@ -1,0 +1,1 @@
+"""Number formats and exact arithmetic on NumPy arrays: no machine, no instructions."""
