@@ -1,0 +1,1 @@
+"""Matrix instructions as pure functions: fragments, products, moves, shared-memory operands."""
