@@ -1,0 +1,1 @@
+"""Fifth-generation tensor core: descriptors, tensor memory layouts and products, pure NumPy."""
