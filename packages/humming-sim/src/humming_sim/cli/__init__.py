@@ -1,0 +1,1 @@
+"""The command line: ``humming simulate``, and ``python -m humming_sim`` without humming-core."""

@@ -1,0 +1,1 @@
+"""A running kernel: registers, memories, barriers, asynchronous operations and the scheduler."""

@@ -1,0 +1,1 @@
+"""PTX text to modules, kernels and instructions."""
