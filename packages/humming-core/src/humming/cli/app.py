@@ -33,6 +33,8 @@ COMMANDS = {
     "formats": "number formats, and short names of weight and activation schemes",
     "devices": "devices of this machine, and what each of them would use",
     "profiles": "devices that humming knows, present or not",
+    "simulate": "run a kernel of a PTX file in a simulator, and report what it does wrong",
+    "cache": "compiled kernels: what is kept where, whether it is whole, and removing it",
     "plugins": "installed backends, loaders and runtimes, and what failed to load",
     "doctor": "check driver, compiler, torch, plugins and settings; say how to mend what is broken",
     "matrix": "the support matrix, as Markdown",
@@ -57,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
         status: int = command.run(args, output)
         output.finish()
         return status
-    except UsageError as error:
+    except (UsageError, argparse.ArgumentError) as error:
         return _report(error, args, 2)
     except (HummingError, OSError, MemoryError) as error:
         if isinstance(error, BrokenPipeError):

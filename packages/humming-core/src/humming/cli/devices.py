@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from humming import plugins
 from humming.cli.output import Column, Output
 from humming.errors import HummingError
-from humming.selection import find_device, select_backend
+from humming.selection import device_names, find_device, select_backend
 
 __all__ = ["configure", "run"]
 
@@ -19,13 +18,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Print every device; 1 if one has no profile or no backend."""
-    names = ["cpu"]
-    for name, runtime in plugins.runtimes().items():
-        names += [f"{name}:{device}" for device in runtime.devices()]
+    names, simulated = device_names()
     rows = [_row(name) for name in names]
     default = find_device(None)
     chosen = default.identity.torch_device if default.identity else "cpu"
-    output.data({"devices": rows, "default": chosen})
+    output.data({"devices": rows, "default": chosen, "simulated": simulated})
     output.table(
         [Column("device"), Column("name"), Column("vendor"), Column("capability"),
          Column("profile"), Column("backend"), Column("activations")],
@@ -36,6 +33,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
         ],
     )  # fmt: skip
     output.line(f"\nused when none is named: {chosen}")
+    if simulated:
+        output.line(f"\nsimulated here, on the CPU: {' '.join(simulated)}")
     problems = [(row["device"], row["problem"]) for row in rows if row["problem"]]
     for device, problem in problems:
         output.line(f"\n{device}: {problem}")

@@ -2,12 +2,13 @@
 
 from humming.selection.activation import WIDER, resolve_activation
 from humming.selection.choice import Verdict, select_backend, verdicts
-from humming.selection.device import Device, find_device, find_profile
+from humming.selection.device import Device, device_names, find_device, find_profile
 
 __all__ = [
     "WIDER",
     "Device",
     "Verdict",
+    "device_names",
     "find_device",
     "find_profile",
     "resolve_activation",

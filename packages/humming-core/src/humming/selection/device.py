@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from humming import devices, plugins
-from humming.errors import ConfigError, UnsupportedError
+from humming.errors import ConfigError, HummingError, UnsupportedError
 from humming.profiles import DeviceIdentity, DeviceProfile, best_matches, load_profile
 from humming.selection.notice import log_once
 
-__all__ = ["Device", "find_device", "find_profile"]
+__all__ = ["Device", "device_names", "find_device", "find_profile"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +69,22 @@ def find_profile(
     return find_device(device, profile).profile
 
 
+def device_names() -> tuple[list[str], list[str]]:
+    """What `device` may be: names of the devices that are there, the host first; simulated ones."""
+    there = ["cpu"]
+    simulated: list[str] = []
+    for name, runtime in plugins.runtimes().items():
+        try:
+            found = [(device, runtime.identify(device)) for device in runtime.devices()]
+        except HummingError as error:  # the others' devices are there all the same
+            log_once(logging.WARNING, f"runtime {name} can't list its devices: {error}")
+            continue
+        for device, identity in found:
+            is_simulated = identity is not None and identity.torch_device == "cpu"
+            (simulated if is_simulated else there).append(f"{name}:{device}")
+    return there, simulated
+
+
 def _identify(device: object) -> tuple[str, DeviceIdentity]:
     """Runtime and identity of a live device."""
     host = DeviceIdentity(name="host CPU", vendor="cpu", capability=(0, 0), limits={})
@@ -90,19 +106,14 @@ def _identify(device: object) -> tuple[str, DeviceIdentity]:
         known = ", ".join(f"{runtime}:DEVICE" for runtime in plugins.runtimes())
         raise ConfigError("device", spelled, f"an ordinal, cpu, {known}")
     if identity is None:
-        raise ConfigError("device", spelled, f"a device that is there: {_there()}")
+        there, simulated = device_names()
+        there += [device for device in simulated if device.startswith(f"{name}:")]
+        raise ConfigError("device", spelled, f"a device that is there: {', '.join(there)}")
     return name, identity
 
 
 def _is_ordinal(device: object) -> bool:
     return isinstance(device, int) and not isinstance(device, bool)
-
-
-def _there() -> str:
-    names = ["cpu"]
-    for name, runtime in plugins.runtimes().items():
-        names += [f"{name}:{device}" for device in runtime.devices()]
-    return ", ".join(names)
 
 
 def _named_profile(profile: str | os.PathLike[str] | DeviceProfile) -> DeviceProfile:
