@@ -16,7 +16,8 @@ from typing import Any
 from humming import plugins, settings
 from humming._clash import find_clash
 from humming.errors import HummingError
-from humming.selection import find_device, select_backend
+from humming.jit import chosen_compiler, default_folder, upkeep
+from humming.selection import device_names, find_device, select_backend
 
 __all__ = ["FAIL", "OK", "WARN", "Finding", "examine"]
 
@@ -56,8 +57,8 @@ def examine() -> list[Finding]:
         _torch(torch),
         _driver(driver, torch),
         *_guarded("devices", _devices),
-        _compiler(driver, torch),
-        _cache(),
+        *_guarded("compiler", lambda: _compiler(driver, torch)),
+        *_guarded("cache", _cache),
         *_guarded("settings", _settings),
         *_guarded("plugins", _plugins),
         *_guarded("profiles", _profiles),
@@ -180,9 +181,7 @@ def _sees_devices(torch: Any) -> bool:
 
 
 def _devices() -> Iterator[Finding]:
-    names = ["cpu"]
-    for name, runtime in plugins.runtimes().items():
-        names += [f"{name}:{device}" for device in runtime.devices()]
+    names, simulated = device_names()
     for name in names:
         try:
             device = find_device(name)
@@ -192,10 +191,22 @@ def _devices() -> Iterator[Finding]:
             continue
         found = f"{device}, profile {device.profile.name}, backend {backend.name}"
         yield Finding(f"device {name}", OK, found)
+    if simulated:
+        yield Finding("simulated", OK, f"{len(simulated)} devices, which `humming devices` lists")
 
 
-def _compiler(driver: tuple[int, int] | None, torch: Any) -> Finding:
-    """NVRTC and the bindings that call it, from pip; no CUDA toolkit is looked for or needed."""
+def _compiler(driver: tuple[int, int] | None, torch: Any) -> Iterator[Finding]:
+    """NVRTC and the bindings that call it, from pip, unless a toolkit's nvcc is asked for."""
+    nvcc = settings.text("HUMMING_NVCC")
+    if nvcc:
+        yield Finding("compiler", OK, f"{chosen_compiler().fingerprint()}, {nvcc}")
+    else:
+        yield _nvrtc(driver, torch)
+    if settings.flag("HUMMING_NO_JIT"):
+        yield Finding("compiling", OK, "forbidden by HUMMING_NO_JIT: only kept kernels are used")
+
+
+def _nvrtc(driver: tuple[int, int] | None, torch: Any) -> Finding:
     cuda = None if isinstance(torch, Exception) else torch.version.cuda
     major = cuda.split(".")[0] if cuda else str(driver[0]) if driver else "13"
     extra = "cu12" if major == "12" else "cu13"
@@ -213,13 +224,33 @@ def _compiler(driver: tuple[int, int] | None, torch: Any) -> Finding:
 # -- folders, settings, plugins --------------------------------------------------------------------
 
 
-def _cache() -> Finding:
-    """Whether compiled kernels could be kept."""
-    named = settings.text("HUMMING_CACHE_DIR")
-    folder = Path(named) if named else Path.home() / ".cache" / "humming"
+def _cache() -> Iterator[Finding]:
+    """Whether compiled kernels can be kept, and what is kept."""
+    yield _cache_folder()
+    for folder in map(Path, settings.paths("HUMMING_CACHE_READONLY")):
+        if folder.is_dir():
+            yield Finding("read-only cache", OK, f"{folder} ({_kept(folder)})")
+        else:
+            mend = "correct HUMMING_CACHE_READONLY"
+            yield Finding("read-only cache", WARN, f"{folder}: there is no such folder", mend)
+
+
+def _kept(folder: Path) -> str:
+    entries = upkeep.entries(folder)
+    kernels = sum(entry.binary is not None for entry in entries)
+    return f"{kernels} kernels, {sum(entry.nbytes for entry in entries) / 2**20:.1f} MiB"
+
+
+def _cache_folder() -> Finding:
+    folder = default_folder()
+    if folder is None:
+        mend = "set HUMMING_CACHE_DIR to a folder that you can write to"
+        return Finding("cache", WARN, "this user has no home folder", mend)
     there = next((p for p in (folder, *folder.parents) if p.exists()), folder)
     if there.is_dir() and os.access(there, os.W_OK):
-        state = "exists" if folder.is_dir() else "will be made when it is needed"
+        limit = settings.size("HUMMING_CACHE_LIMIT")
+        state = _kept(folder) if folder.is_dir() else "will be made when it is needed"
+        state += "" if limit is None else f", at most {limit / 2**20:.0f} MiB"
         return Finding("cache", OK, f"{folder} ({state})")
     why = f"{there} is not writable" if there.is_dir() else f"{there} is not a folder"
     mend = "set HUMMING_CACHE_DIR to a folder that you can write to"

@@ -128,11 +128,16 @@ class LayoutMismatch(HummingError):
 
 
 class CompileError(HummingError):
-    """A kernel that does not compile: its name, architecture, saved source and the log."""
+    """A kernel that does not compile: name, architecture, saved source, log and command line."""
 
-    def __init__(self, kernel: str, arch: str, source: object, log: str) -> None:
+    def __init__(
+        self, kernel: str, arch: str, source: object, log: str, *, command: str = ""
+    ) -> None:
         self.kernel, self.arch, self.source, self.log = kernel, arch, source, log
-        super().__init__(f"{kernel} for {arch} does not compile; source: {source}\n{log}")
+        self.command = command
+        lines = [f"{kernel} for {arch} does not compile; source: {source}"]
+        lines += [f"command: {command}"] if command else []
+        super().__init__("\n".join([*lines, log]))
 
 
 class LaunchError(HummingError):
