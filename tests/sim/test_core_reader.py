@@ -168,3 +168,21 @@ def test_errors_name_the_line(body, message, line):
 def test_an_unknown_directive_is_named():
     with pytest.raises(UnsupportedInstruction, match="calltargets"):
         kernel(".calltargets f;")
+
+
+MMA = "mma.sync.aligned.kind::f8f6f4.m16n8k32.row.col.f32.{}.f32"
+OPERANDS = " {%f0,%f0,%f0,%f0},{%r0,%r0,%r0,%r0},{%r0,%r0},{%f0,%f0,%f0,%f0};"
+
+
+def test_a_stand_in_type_is_read_as_what_it_stands_for():
+    registers = ".reg .b32 %r<2>; .reg .f32 %f<2>;"
+    marked = "// stand-in: e3m2.e2m1 is e3m4.e0m3\n" + MMA.format("e3m2.e2m1") + OPERANDS
+    plain = MMA.format("e3m2.e2m1") + OPERANDS
+    first, second = kernel(f"{registers}\n{marked}{plain}").instructions
+    assert first.opcode == MMA.format("e3m4.e0m3")
+    assert second.opcode == MMA.format("e3m2.e2m1")
+
+
+def test_a_stand_in_that_the_instruction_does_not_have_is_an_error():
+    with pytest.raises(PtxError, match=r"stand-in for \.e3m2"):
+        only("/* stand-in: e3m2 is e3m4 */ add.u32 %r1, %r2, %r3;")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 from humming_sim.errors import PtxError, UnsupportedInstruction
 from humming_sim.ptx.declarations import (
@@ -19,6 +20,11 @@ from humming_sim.ptx.operands import parse_operand, split_operands
 
 __all__ = ["read_module"]
 
+_Result = TypeVar("_Result")
+
+#: In a comment before an instruction: the types that the assembler sees stand in for others, which
+#: a later patch of the binary puts there ("stand-in: e2m1.e2m1 is e0m3.e2m1").
+_STAND_IN = re.compile(r"stand-in:\s*([\w.]+)\s+is\s+([\w.]+)")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _STATEMENT = re.compile(r'(?:[^;{}"]|"[^"]*")*;')
 _CODE_STATEMENT = re.compile(r'(?:[^;"]|"[^"]*")*;')
@@ -31,14 +37,23 @@ _NUMBERED = re.compile(r"(.*?)(\d+)$")
 
 
 class _Text:
-    """The text with comments blanked, and the line of a position."""
+    """The text with comments blanked, the line of a position, and stand-ins by position."""
 
     def __init__(self, text: str) -> None:
+        self._stand_ins = [
+            (comment.start(), mark[1], mark[2])
+            for comment in _COMMENT.finditer(text)
+            if (mark := _STAND_IN.search(comment[0]))
+        ]
         self.text = _COMMENT.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
         self._ends = [match.start() for match in re.finditer("\n", self.text)]
 
     def line(self, position: int) -> int:
         return bisect.bisect_left(self._ends, position) + 1
+
+    def stand_ins(self, start: int, end: int) -> list[tuple[str, str]]:
+        """(what is written, what is meant) of the comments between two positions."""
+        return [(old, new) for at, old, new in self._stand_ins if start <= at < end]
 
     def skip(self, position: int) -> int:
         """The next position that is not white space."""
@@ -196,6 +211,7 @@ def _read_kernel(source: _Text, brace: int, head: str, shared: list[str]) -> Ker
         _declare(kernel, statement)
     scopes = _Scopes(kernel)
     text, position = source.text, brace + 1
+    since = position  # where the last statement ended
     while True:
         position = source.skip(position)
         if text[position] == "{":
@@ -219,13 +235,25 @@ def _read_kernel(source: _Text, brace: int, head: str, shared: list[str]) -> Ker
         else:
             start = position
             position, statement = _statement(source, position)
+            for written, meant in source.stand_ins(since, start):
+                statement = _located(source, start, _with_meant, statement, written, meant)
             _located(source, start, _read_statement, kernel, scopes, statement, source.line(start))
+            since = position
 
 
-def _located(source: _Text, position: int, function: object, *arguments: object) -> None:
+def _with_meant(statement: str, written: str, meant: str) -> str:
+    """A statement with the types that its own stand in for."""
+    if statement.count(f".{written}.") != 1:
+        raise PtxError(f"a stand-in for .{written} comes before an instruction without it")
+    return statement.replace(f".{written}.", f".{meant}.")
+
+
+def _located(
+    source: _Text, position: int, function: Callable[..., _Result], *arguments: object
+) -> _Result:
     """Call, and give an error that has no line yet the line of `position`."""
     try:
-        function(*arguments)  # type: ignore[operator]
+        return function(*arguments)
     except PtxError as error:
         if error.line:
             raise
