@@ -72,10 +72,10 @@ class KernelLibrary:
         start = time.perf_counter()
         count = min(threads or default_threads(), len({program.digest for program in programs}))
         try:
-            if count == 1:
-                return [self._get(program, built) for program in programs]
+            # Not pool.map: at the first error it would cancel what has not started.
             with ThreadPoolExecutor(count) as pool:
-                return list(pool.map(lambda program: self._get(program, built), programs))
+                futures = [pool.submit(self._get, program, built) for program in programs]
+            return [future.result() for future in futures]
         finally:
             if built:
                 self._log_build(built, time.perf_counter() - start)
