@@ -167,3 +167,20 @@ def test_a_wrong_option_or_kernel_is_refused() -> None:
         SimulatorRuntime().launch(load(REVERSE), BLOCK, [], {"pdl": 1})
     with pytest.raises(ConfigError, match="kernel=None"):
         SimulatorRuntime().launch(None, BLOCK, [], {})
+
+
+def test_a_prepared_launch_gives_changing_slots_their_values() -> None:
+    source, target = torch.arange(256.0), torch.zeros(256)
+    other = torch.zeros(256)
+    runtime = SimulatorRuntime()
+    run = runtime.prepare(load(REVERSE), ("ptr", "ptr"), [source, None], {}, changing=(1,))
+    run(BLOCK, target)
+    run(BLOCK, other)
+    assert torch.equal(target, source.flip(0))
+    assert torch.equal(other, target)
+    with pytest.raises(ConfigError, match="changed=0: expected 1 values"):
+        run(BLOCK)
+    with pytest.raises(ConfigError, match="args=1: expected 2 values"):
+        runtime.prepare(load(REVERSE), ("ptr", "ptr"), [source], {})
+    with pytest.raises(ConfigError, match="different numbers below 2"):
+        runtime.prepare(load(REVERSE), ("ptr", "ptr"), [source, target], {}, changing=(2,))

@@ -24,6 +24,7 @@ from humming.errors import (
 from humming.formats.activation import ActivationScheme
 from humming.formats.scheme import WeightScheme
 from humming.formats.table import number_format
+from humming.launching import CudaRuntime
 from humming.plugins import InstalledBackend, Plugin, PluginFailure
 from humming.profiles import DeviceIdentity, DeviceProfile
 from humming.reference import ReferenceBackend
@@ -308,6 +309,7 @@ class Simulator:
 
     def load(self, *_: Any) -> None: ...
     def launch(self, *_: Any) -> None: ...
+    def prepare(self, *_: Any) -> None: ...
 
 
 def test_simulated_devices_are_named_apart_and_a_runtime_that_fails_hides_no_other(
@@ -375,15 +377,11 @@ def test_the_users_folders_come_first(monkeypatch: pytest.MonkeyPatch, tmp_path:
         find_device(profile="nvidia-t4")
 
 
-def test_the_cuda_runtime_says_honestly_what_it_can_not_do(gpu: Callable[..., None]) -> None:
+def test_the_cuda_runtime_knows_what_torch_sees(gpu: Callable[..., None]) -> None:
     gpu("NVIDIA H200", 9, 0, multi_processor_count=132, major_version=1)
-    runtime = devices.CudaRuntime()
+    runtime = CudaRuntime()
     assert list(runtime.devices()) == ["0"]
     identity = runtime.identify("0")
     assert identity is not None
     assert identity.limits == {"sm_count": 132}
     assert runtime.identify("1") is runtime.identify("x") is runtime.identify("-1") is None
-    with pytest.raises(UnsupportedError, match="launches no kernels"):
-        runtime.load(b"", "kernel")
-    with pytest.raises(UnsupportedError, match="launches no kernels"):
-        runtime.launch(None, None, (), {})  # type: ignore[arg-type]

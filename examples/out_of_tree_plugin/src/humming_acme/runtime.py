@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from humming.backend import LaunchShape
+from humming.backend import LaunchShape, PreparedLaunch
 from humming.errors import UnsupportedError
 from humming.profiles import DeviceIdentity
 
@@ -36,6 +36,17 @@ class AcmeSimulator:
     ) -> None:
         """See :meth:`load`."""
         raise UnsupportedError("launching: Acme's simulator runs no kernels")
+
+    def prepare(
+        self,
+        kernel: object,
+        kinds: Sequence[str],
+        args: Sequence[object],
+        options: Mapping[str, int],
+        changing: Sequence[int] = (),
+    ) -> PreparedLaunch:
+        """See :meth:`load`."""
+        raise UnsupportedError("preparing: Acme's simulator runs no kernels")
 
 
 def identify_cuda(ordinal: int) -> DeviceIdentity | None:

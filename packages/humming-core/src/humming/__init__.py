@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from humming.checkpoints.humming_form import save_checkpoint
     from humming.configs import ComputeConfig, GemmKind, LayerConfig, TuningConfig
     from humming.errors import (
+        CaptureError,
         CheckpointError,
         CompileError,
         ConfigError,
@@ -54,6 +55,7 @@ _HOMES = {
     "humming.checkpoints.humming_form": ("save_checkpoint",),
     "humming.configs": ("ComputeConfig", "GemmKind", "LayerConfig", "TuningConfig"),
     "humming.errors": (
+        "CaptureError",
         "CheckpointError",
         "CompileError",
         "ConfigError",
@@ -85,6 +87,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "ActivationScheme",
     "CanonicalWeight",
+    "CaptureError",
     "Checkpoint",
     "CheckpointError",
     "CompileError",

@@ -30,8 +30,10 @@ __all__ = [
     "KernelBackend",
     "KernelSpec",
     "LaunchShape",
+    "PreparedLaunch",
     "Problem",
     "Runtime",
+    "TensorMap",
 ]
 
 #: Version of this contract; a backend states the one it was written for in ``Backend.api``.
@@ -147,6 +149,31 @@ class LaunchShape:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TensorMap:
+    """What a bulk copy must know of a tensor; dimension 0 is the innermost, without a stride.
+
+    As an argument of a launch it stands in a pair with the tensor that it describes.
+
+    Attributes:
+        element: type of the elements, ``"bfloat16"``: a row of ``humming.launching.tensor_maps``.
+        dims: size of the tensor, elements.
+        strides: of dimensions 1 and up, bytes.
+        box: size of what one copy moves, elements.
+        swizzle: permutation in shared memory: "none", "b32", "b64", "b128" and its variants.
+        fill: what lies outside of the tensor reads as: "zero", or "nan" for floats.
+        l2_bytes: how much a miss brings into L2: 0, 64, 128 or 256.
+    """
+
+    element: str
+    dims: tuple[int, ...]
+    strides: tuple[int, ...] = ()
+    box: tuple[int, ...]
+    swizzle: str = "none"
+    fill: str = "zero"
+    l2_bytes: int = 128
+
+
+@dataclass(frozen=True, kw_only=True)
 class KernelSpec:
     """One kernel as data: what to render, what for, and how to launch it.
 
@@ -155,7 +182,7 @@ class KernelSpec:
         template: path of a Jinja template inside a backend package.
         context: frozen dataclass whose fields are the template's variables.
         arch: target architecture as the compiler spells it.
-        args: ordered argument kinds.
+        args: ordered argument kinds: "ptr", "i32", "u32", "i64", "u64", "f32", "f64", "map".
         launch: sizes of a call to its launch shape.
     """
 
@@ -176,6 +203,19 @@ class Compiler(Protocol):
 
     def fingerprint(self) -> str:
         """Name and version, mixed into the cache key."""
+        ...
+
+
+class PreparedLaunch(Protocol):
+    """A kernel with its arguments, packed once and launched often; safe in several threads."""
+
+    def __call__(self, shape: LaunchShape, *changed: object) -> None:
+        """Launch on the current stream with new values in the changing slots; asynchronous.
+
+        Raises:
+            ConfigError: a value does not fit its slot.
+            LaunchError: the launch is refused.
+        """
         ...
 
 
@@ -204,4 +244,19 @@ class Runtime(Protocol):
         self, kernel: object, shape: LaunchShape, args: Sequence[object], options: Mapping[str, int]
     ) -> None:
         """Launch asynchronously on the current stream; raises LaunchError."""
+        ...
+
+    def prepare(
+        self,
+        kernel: object,
+        kinds: Sequence[str],
+        args: Sequence[object],
+        options: Mapping[str, int],
+        changing: Sequence[int] = (),
+    ) -> PreparedLaunch:
+        """Pack arguments of these kinds (see :class:`KernelSpec`) for many launches.
+
+        Slots in `changing` get their values, in this order, at each launch; what `args` has there
+        is ignored. A tensor is an argument of kind "ptr", a pair (TensorMap, tensor) one of "map".
+        """
         ...

@@ -62,7 +62,7 @@ def humming_register_profiles() -> Sequence[Traversable]:
 @hookimpl
 def humming_register_runtimes() -> Sequence[Runtime]:
     """The CUDA driver."""
-    from humming.devices import CudaRuntime
+    from humming.launching import CudaRuntime
 
     return [CudaRuntime()]
 

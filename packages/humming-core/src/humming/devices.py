@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
-from humming.backend import LaunchShape
-from humming.errors import UnsupportedError
 from humming.profiles import DeviceIdentity
 
-__all__ = ["CudaRuntime", "count", "current", "identify"]
+__all__ = ["count", "current", "identify"]
 
 #: Names of limits, and of the attributes of torch's device properties that hold them.
 _LIMITS = {
@@ -56,35 +52,3 @@ def identify(ordinal: int) -> DeviceIdentity | None:
         limits=limits,
         torch_device=f"cuda:{ordinal}",
     )
-
-
-class CudaRuntime:
-    """The CUDA driver as a :class:`humming.backend.Runtime`."""
-
-    name = "cuda"
-
-    def identify(self, device: str) -> DeviceIdentity | None:
-        """Device of an ordinal in digits."""
-        return identify(int(device)) if device.isdecimal() else None
-
-    def devices(self) -> Sequence[str]:
-        """Ordinals of all visible devices."""
-        return [str(ordinal) for ordinal in range(count())]
-
-    def load(self, binary: bytes, entry: str) -> object:
-        """Not in this version: no backend describes kernels yet, so nothing needs loading.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        raise UnsupportedError(f"loading {entry}: this version of humming launches no kernels")
-
-    def launch(
-        self, kernel: object, shape: LaunchShape, args: Sequence[object], options: Mapping[str, int]
-    ) -> None:
-        """Not in this version; see :meth:`load`.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        raise UnsupportedError("launching: this version of humming launches no kernels")

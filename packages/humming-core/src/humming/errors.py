@@ -12,6 +12,7 @@
     ├── LayoutMismatch             packed for one layout, used with another
     ├── CompileError               kernel, architecture, saved source, compiler log
     ├── LaunchError                kernel, shape, driver name and meaning
+    │   └── CaptureError           a kernel was not loaded when the capture of a graph began
     └── NameClashError (ImportError)   another distribution owns files of the ``humming`` package
 """
 
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "BackendReason",
+    "CaptureError",
     "CheckpointError",
     "CompileError",
     "ConfigError",
@@ -146,6 +148,18 @@ class LaunchError(HummingError):
     def __init__(self, kernel: str, shape: str, status: str) -> None:
         self.kernel, self.shape, self.status = kernel, shape, status
         super().__init__(f"{kernel} [{shape}]: {status}")
+
+
+class CaptureError(LaunchError):
+    """A kernel met the capture of a CUDA graph before it was loaded; nothing was changed."""
+
+    def __init__(self, kernel: str, device: str) -> None:
+        super().__init__(
+            kernel,
+            f"loading on {device}",
+            "not while a CUDA graph is captured; warm up first: call the layer once with these "
+            "sizes outside of the capture",
+        )
 
 
 class NameClashError(HummingError, ImportError):

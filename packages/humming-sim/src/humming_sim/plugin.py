@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from humming import plugins
-from humming.backend import LaunchShape, Runtime
+from humming.backend import LaunchShape, PreparedLaunch, Runtime, TensorMap
 from humming.errors import ConfigError, LaunchError
 from humming.plugins import hookimpl
 from humming.profiles import DeviceIdentity
@@ -103,7 +103,8 @@ class SimulatorRuntime:
         Args:
             kernel: what :meth:`load` returned.
             shape: grid, block, cluster and dynamic shared memory.
-            args: CPU tensors, NumPy arrays, tensor maps and numbers.
+            args: CPU tensors, NumPy arrays, numbers, and tensor maps: the simulator's, or a pair of
+                humming's and a tensor.
             options: "seed" runs warps in a random order.
 
         Raises:
@@ -124,7 +125,7 @@ class SimulatorRuntime:
                 kernel.entry,
                 shape.grid,
                 shape.block,
-                args,
+                [_argument(value) for value in args],
                 cluster=shape.cluster if shape.cluster != (1, 1, 1) else None,
                 smem=shape.shared_bytes,
                 device=kernel.device,
@@ -132,3 +133,52 @@ class SimulatorRuntime:
             )
         except SimulatorError as error:
             raise LaunchError(kernel.entry, str(shape), str(error)) from error
+
+    def prepare(
+        self,
+        kernel: object,
+        kinds: Sequence[str],
+        args: Sequence[object],
+        options: Mapping[str, int],
+        changing: Sequence[int] = (),
+    ) -> PreparedLaunch:
+        """:meth:`launch` with the arguments in place; the PTX knows its parameters' types itself.
+
+        Raises:
+            ConfigError: the numbers of kinds, arguments and changing slots do not fit.
+        """
+        if len(kinds) != len(args):
+            raise ConfigError("args", len(args), f"{len(kinds)} values, one for each kind")
+        if not set(changing) <= set(range(len(kinds))) or len(set(changing)) != len(changing):
+            raise ConfigError("changing", tuple(changing), f"different numbers below {len(kinds)}")
+        slots = tuple(changing)
+        fixed = tuple(args)
+
+        def prepared(shape: LaunchShape, *changed: object) -> None:
+            if len(changed) != len(slots):
+                allowed = f"{len(slots)} values, one for each slot"
+                raise ConfigError("changed", len(changed), allowed)
+            values = {**dict(enumerate(fixed)), **dict(zip(slots, changed, strict=True))}
+            self.launch(kernel, shape, list(values.values()), options)
+
+        return prepared
+
+
+def _argument(value: object) -> object:
+    """An argument of humming's as the simulator takes it."""
+    if value is None:
+        return 0
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], TensorMap):
+        from humming_sim.tensors import TensorMap as Described
+
+        told, buffer = value
+        return Described(
+            buffer=buffer,
+            element=told.element,
+            dims=told.dims,
+            strides=told.strides,
+            box=told.box,
+            swizzle=told.swizzle,
+            fill=told.fill,
+        )
+    return value
