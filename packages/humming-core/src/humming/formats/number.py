@@ -91,6 +91,17 @@ class NumberFormat:
         return int(self.signed) + self.exponent + self.mantissa
 
     @property
+    def cxx(self) -> str:
+        """Its type in kernels; the types are in ``include/humming/format.cuh``."""
+        if self.is_integer:
+            return f"humming::{'Signed' if self.signed else 'Unsigned'}<{self.bits}>"
+        if self.kind is Kind.MAGNITUDE:
+            return f"humming::Magnitude<{self.mantissa}>"
+        specials = "".join(word.capitalize() for word in self.specials.value.split("_"))
+        numbers = f"{self.exponent}, {self.mantissa}, {self.bias}"
+        return f"humming::Float<{numbers}, humming::Specials::k{specials}>"
+
+    @property
     def is_integer(self) -> bool:
         """Whether every value is an integer (two's complement or unsigned)."""
         return self.kind is Kind.INTEGER

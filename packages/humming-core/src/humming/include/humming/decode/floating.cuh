@@ -1,0 +1,215 @@
+// Float and sign-magnitude codes to operands; decoders as integer.cuh describes them.
+//
+// A float's bits are moved to where the target's format has them. Its exponent field then is too
+// small by the difference of the biases, also for subnormals: the number is the value times a
+// power of two. For f16 and bf16 one exact fma sets that right; 8-bit operands keep it (kExponent).
+#pragma once
+
+#include <humming/decode/halves.cuh>
+#include <humming/decode/planes.cuh>
+
+namespace humming {
+
+/// Floats and magnitudes have no zero points.
+struct WithoutZeroPoint {
+  struct ZeroPoint {};
+  static __device__ __forceinline__ ZeroPoint zero_point(u32) { return {}; }
+};
+
+/// Makes NaN and Inf of codes that mean them, in numbers of two halves that the bits were moved to.
+template <class Format, class Half>
+struct SpecialHalves {
+  static constexpr int kGap = Half::kExponent - Format::kExponent;
+  static constexpr u32 kAboveExponent = twice(1u << (Half::kMantissa + Format::kExponent));
+
+  /// 3, or 2 if the exponents differ by a bit. Adding the last place (of the mantissa or, where
+  /// Inf is, the exponent) carries out of the field for special codes alone.
+  static __device__ __forceinline__ u32 fill_exponent(u32 halves) {
+    constexpr bool kInf = Format::kSpecials == Specials::kIeee;
+    constexpr int kLast = kInf ? Half::kMantissa : Half::kMantissa - Format::kMantissa;
+    u32 const carried = halves + twice(1u << kLast);
+    if constexpr (kGap == 1) {
+      return and_xor(carried, kAboveExponent, halves);
+    } else {
+      return halves + (carried & kAboveExponent) * ((1u << kGap) - 1);
+    }
+  }
+
+  /// 6. The sign alone is NaN.
+  static __device__ __forceinline__ u32 fill_minus_zero(u32 halves) {
+    u32 const special = (kMinusZeros - (halves & ~kMinusZeros)) & halves & kMinusZeros;
+    return halves | (special - (special >> 15));
+  }
+
+  static __device__ __forceinline__ u32 fill(u32 halves) {
+    if constexpr (Format::kSpecials == Specials::kNone) {
+      return halves;
+    } else if constexpr (Format::kSpecials == Specials::kFnuz) {
+      return fill_minus_zero(halves);
+    } else {
+      return fill_exponent(halves);
+    }
+  }
+};
+
+/// To f16 and bf16, exact, NaN and Inf included. Two fields and an fma: 4.75 for e2m1 to f16 or
+/// bf16, 6.5 for e4m3fn to f16 and 7.5 to bf16; 4.5 without NaN (Finite<E4m3fn>). e5m2 to f16: 1.5.
+template <class Format, class Half>
+struct FloatToHalf : WithoutZeroPoint {
+  using Planes = humming::Planes<Format::kBits, 2>;
+  static constexpr int kExponent = 0;
+  static constexpr bool kSameExponent = Format::kExponent == Half::kExponent &&
+                                        Format::kBias == Half::kBias &&
+                                        Format::kSpecials == Half::kSpecials;
+  static_assert(kSameExponent || Format::kExponent < Half::kExponent,
+                "FloatToHalf: the format has larger exponents than f16; multiply it as bf16");
+
+  template <int kIndex>
+  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords],
+                                             const WithoutZeroPoint::ZeroPoint&) {
+    constexpr int kSign = Planes::kBits - 1;
+    constexpr int kTo = Half::kMantissa - Format::kMantissa;
+    if constexpr (kSameExponent) {
+      return Planes::template field<kIndex, 0, Planes::kBits, kTo>(words, 0);
+    } else {
+      u32 const body = Planes::template field<kIndex, 0, kSign, kTo>(words, 0);
+      u32 const moved = Planes::template field<kIndex, kSign, kSign + 1, 15>(words, body);
+      u32 const whole = SpecialHalves<Format, Half>::fill(moved);
+      constexpr u32 kScale = twice(power_of_two<Half>(Half::kBias - Format::kBias));
+      return Halves<Half>::fma(whole, kScale, kMinusZeros);
+    }
+  }
+};
+
+/// e0mN to f16 and bf16: the magnitude as an integer is, then the sign. Two fields and an fma.
+template <class Format, class Half>
+struct MagnitudeToHalf : WithoutZeroPoint {
+  using Planes = humming::Planes<Format::kBits, 2>;
+  static constexpr int kExponent = 0;
+
+  template <int kIndex>
+  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords],
+                                             const WithoutZeroPoint::ZeroPoint&) {
+    constexpr int kSign = Planes::kBits - 1;
+    constexpr u32 kMagic = power_of_two<Half>(Half::kMantissa);
+    constexpr u32 kOne = power_of_two<Half>(0);
+    u32 const number = Planes::template field<kIndex, 0, kSign, 0>(words, twice(kMagic));
+    u32 const size = Halves<Half>::fma(number, twice(kOne), twice(kMagic | 0x8000u));
+    return Planes::template field<kIndex, kSign, kSign + 1, 15>(words, size);
+  }
+};
+
+/// What e4m3 and e5m2 have of other formats: those with fewer exponents, and magnitudes that lie
+/// where codes ascend evenly.
+template <class Format, class Target, Kind kKind = Format::kKind>
+struct PlaceInSmallFloat {
+  static constexpr bool kSame = is_same<Format, Target>;
+  static constexpr bool kMoreExponents =
+      Format::kExponent < Target::kExponent ||
+      (Format::kExponent == Target::kExponent && Target::kSpecials == Specials::kNanOnly &&
+       Format::kMantissa < Target::kMantissa);
+  static constexpr bool kHolds =
+      kSame || (Format::kMantissa <= Target::kMantissa && kMoreExponents &&
+                Format::kSpecials == Specials::kNone);
+  static constexpr int kTo = Target::kMantissa - Format::kMantissa;
+  static constexpr int kExponent = Target::kBias - Format::kBias;
+};
+
+template <class Format, class Target>
+struct PlaceInSmallFloat<Format, Target, Kind::kMagnitude> {
+  static constexpr bool kSame = false;
+  static constexpr bool kHolds = Format::kBits - 1 <= Target::kMantissa + 1;
+  static constexpr int kTo = 0;
+  static constexpr int kExponent = Target::kBias - 1 + Target::kMantissa;
+};
+
+/// To e4m3 and e5m2, up to 2^-kExponent. Two fields: 3.5 for e2m1; none for the format itself.
+template <class Format, class Target>
+struct FloatToSmallFloat : WithoutZeroPoint {
+  using Planes = humming::Planes<Format::kBits, 4>;
+  using Place = PlaceInSmallFloat<Format, Target>;
+  static_assert(Place::kHolds,
+                "FloatToSmallFloat: the operand's format does not have every value; use another");
+  static constexpr int kExponent = Place::kExponent;
+
+  template <int kIndex>
+  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords],
+                                             const WithoutZeroPoint::ZeroPoint&) {
+    constexpr int kSign = Planes::kBits - 1;
+    if constexpr (Place::kSame) {
+      return Planes::template field<kIndex, 0, 8, 0>(words, 0);
+    } else {
+      u32 const body = Planes::template field<kIndex, 0, kSign, Place::kTo>(words, 0);
+      return Planes::template field<kIndex, kSign, kSign + 1, 7>(words, body);
+    }
+  }
+};
+
+/// Formats whose magnitudes are their codes without sign, times a power of two: e0mN and e1mN.
+template <class Format>
+struct EvenMagnitude {
+  static constexpr bool kHolds = false;
+};
+template <int kBits>
+struct EvenMagnitude<Magnitude<kBits>> {
+  static constexpr bool kHolds = true;
+  static constexpr int kExponent = 0;
+};
+template <int kMantissa, int kBias>
+struct EvenMagnitude<Float<1, kMantissa, kBias, Specials::kNone>> {
+  static constexpr bool kHolds = true;
+  static constexpr int kExponent = 1 - kBias - kMantissa;
+};
+
+/// e0mN and e1mN to s8 and s4, up to 2^-kExponent: sign and magnitude to two's complement. Two
+/// fields and 4.
+template <class Format, class Target>
+struct MagnitudeToInteger : WithoutZeroPoint {
+  using Planes = humming::Planes<Format::kBits, 32 / Target::kBits>;
+  static constexpr int kExponent = EvenMagnitude<Format>::kExponent;
+
+  template <int kIndex>
+  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords],
+                                             const WithoutZeroPoint::ZeroPoint&) {
+    constexpr int kSign = Planes::kBits - 1;
+    constexpr u32 kTop = spread(1u << (Target::kBits - 1), Target::kBits);
+    u32 const sign = Planes::template field<kIndex, kSign, kSign + 1, kSign>(words, 0);
+    u32 const ones = sign - (sign >> kSign);  // the magnitude's bits where negative
+    u32 const size = Planes::template field<kIndex, 0, kSign, 0>(words, ones);
+    return (size + kTop - ones) ^ kTop;  // the top bits keep slots from borrowing
+  }
+};
+
+/// e2mN to s8, up to 2^-kExponent: as f16, then into the last bits of a sum, from which a PRMT
+/// takes the bytes. Twice two fields and an fma, and 1: 10.5 for e2m1.
+template <class Format>
+struct FloatToInteger8 : WithoutZeroPoint {
+  using Planes = humming::Planes<Format::kBits, 4>;
+  static_assert(Format::kExponent == 2 && Format::kMantissa <= 4 &&
+                    Format::kSpecials == Specials::kNone,
+                "FloatToInteger8: s8 does not have every value; use another operand format");
+  static constexpr int kExponent = 1 - Format::kBias - Format::kMantissa;
+
+  template <int kIndex>
+  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords],
+                                             const WithoutZeroPoint::ZeroPoint&) {
+    return __byte_perm(integers<kIndex, 0>(words), integers<kIndex, 1>(words), 0x6240);
+  }
+
+ private:
+  /// Elements kPart and kPart + 2, each in the low byte of a half.
+  template <int kIndex, int kPart>
+  static __device__ __forceinline__ u32 integers(const u32 (&words)[Planes::kWords]) {
+    constexpr int kSign = Planes::kBits - 1;
+    constexpr int kTo = F16::kMantissa - Format::kMantissa;
+    // The moved number is the value times 2^(kBias - 15). f16 has no power of two that makes it
+    // the integer, so the sum's last place is that of 2^15 times it.
+    constexpr int kPlace = 1 - Format::kMantissa;
+    constexpr u32 kMagic = power_of_two<F16>(F16::kMantissa + kPlace) | 0x200u;
+    u32 const body = Planes::template field<kIndex, 0, kSign, kTo, 16, kPart>(words, 0);
+    u32 const moved = Planes::template field<kIndex, kSign, kSign + 1, 15, 16, kPart>(words, body);
+    return fma_f16x2(moved, twice(power_of_two<F16>(15)), twice(kMagic));
+  }
+};
+
+}  // namespace humming

@@ -1,0 +1,95 @@
+"""Plane layouts: packing is a permutation of bits, and unpacking its inverse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from humming.errors import ConfigError
+from humming.layouts import GROUP, PlaneLayout
+
+LAYOUTS = [PlaneLayout(b, u) for u in (2, 4, 8) for b in range(1, min(8, 32 // u) + 1)]
+
+layouts = st.sampled_from(LAYOUTS)
+
+
+def random_codes(layout: PlaneLayout, seed: int, *shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(1 << layout.bits, shape, dtype=torch.uint8, generator=generator)
+
+
+@given(layouts, st.integers(0, 3), st.integers(0, 2), st.integers(0, 2**32))
+def test_unpack_inverts_pack(layout: PlaneLayout, rows: int, groups: int, seed: int) -> None:
+    codes = random_codes(layout, seed, rows, groups * GROUP)
+    words = layout.pack(codes)
+    assert (words.dtype, words.shape) == (torch.int32, (rows, groups * layout.words))
+    assert torch.equal(layout.unpack(words), codes)
+
+
+@given(layouts, st.integers(0, 2**32))
+def test_pack_inverts_unpack_so_that_no_bit_is_unused(layout: PlaneLayout, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    words = torch.randint(-(2**31), 2**31, (2, layout.words), generator=generator).int()
+    assert torch.equal(layout.pack(layout.unpack(words)), words)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_pack_puts_each_bit_where_place_says(layout: PlaneLayout) -> None:
+    places = [(code, bit) for code in range(GROUP) for bit in range(layout.bits)]
+    assert len({layout.place(*place) for place in places}) == 32 * layout.words
+    codes = torch.zeros(len(places), GROUP, dtype=torch.uint8)
+    for row, (code, bit) in enumerate(places):
+        codes[row, code] = 1 << bit
+    words = layout.pack(codes).long() & 0xFFFFFFFF
+    for row, place in enumerate(places):
+        word, at = layout.place(*place)
+        assert words[row].nonzero().flatten().tolist() == [word]
+        assert int(words[row, word]) == 1 << at
+
+
+def test_a_unit_of_four_bits_lies_in_four_nibbles_of_one_word() -> None:
+    codes = torch.zeros(GROUP, dtype=torch.uint8)
+    codes[2:4] = torch.tensor([0xA, 0x5], dtype=torch.uint8)  # unit 1 of 2 codes
+    words = PlaneLayout(4, 2).pack(codes)
+    assert words.tolist() == [0x005000A0] + [0] * 15
+
+
+@pytest.mark.parametrize(
+    ("bits", "planes"),
+    [(1, ((0, 1),)), (5, ((0, 4), (4, 1))), (7, ((0, 4), (4, 2), (6, 1))), (8, ((0, 8),))],
+)
+def test_planes_are_the_widest_first(bits: int, planes: tuple[tuple[int, int], ...]) -> None:
+    assert PlaneLayout(bits, 2).planes == planes
+
+
+@pytest.mark.parametrize(("bits", "unit"), [(0, 2), (9, 2), (9, 4), (5, 8), (4, 3), (4, 16)])
+def test_layouts_that_no_register_holds_are_refused(bits: int, unit: int) -> None:
+    with pytest.raises(ConfigError, match=r"codes per register|bits in units"):
+        PlaneLayout(bits, unit)
+
+
+@pytest.mark.parametrize(
+    "codes",
+    [
+        torch.zeros(127, dtype=torch.uint8),
+        torch.zeros(128, dtype=torch.int32),
+        torch.tensor(0, dtype=torch.uint8),
+        torch.full((128,), 8, dtype=torch.uint8),
+    ],
+)
+def test_codes_that_do_not_fit_are_refused(codes: torch.Tensor) -> None:
+    with pytest.raises(ConfigError, match="codes"):
+        PlaneLayout(3, 2).pack(codes)
+
+
+@pytest.mark.parametrize("words", [torch.zeros(11).int(), torch.zeros(12), torch.tensor(0).int()])
+def test_words_of_other_shapes_are_refused(words: torch.Tensor) -> None:
+    with pytest.raises(ConfigError, match="words"):
+        PlaneLayout(3, 2).unpack(words)
+
+
+def test_the_name_tells_layouts_apart() -> None:
+    assert len({str(layout) for layout in LAYOUTS}) == len(LAYOUTS)
+    assert str(PlaneLayout(4, 2)) == "planes/b4u2/v1"
