@@ -150,3 +150,18 @@ def test_special_registers_of_three_dimensions():
                 for j in range(3):
                     for i in range(4):
                         assert next(rows) == [i, j, x, y, z, 4 * j + i, 3]
+
+
+@pytest.mark.parametrize(
+    ("check", "body"),
+    [
+        ("bounds", "ld.global.u32 %r1, [%rd0+1000000];"),
+        ("deadlock", "setp.eq.u32 %p1, %r0, 0; @%p1 bar.sync 1, 64;"),
+        ("mbarrier", ".shared .align 8 .b8 m[8]; mov.u32 %r1, m; mbarrier.inval.shared.b64 [%r1];"),
+        ("trap", "LOOP: add.u32 %r1, %r0, 1; bra LOOP;"),
+    ],
+)
+def test_faults_after_which_nothing_can_go_on_are_reported_whatever_is_checked(check, body):
+    with pytest.raises(humming_sim.SimulationFault) as fault:
+        run(body, [ONE], checks=(), max_steps=100)
+    assert fault.value.findings[0].check == check

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["CHECKS", "OPTIONAL_CHECKS", "Finding"]
+__all__ = ["CHECKS", "FATAL", "OPTIONAL_CHECKS", "Finding"]
 
 #: Every check by name. All are on unless a launch leaves them out.
 CHECKS = {
@@ -32,6 +32,9 @@ CHECKS = {
     "trap": "trap, a failed device assertion, or an exceeded step limit",
     "numeric": "an operand for which the instruction's result is undefined",
 }
+
+#: Faults after which there is nothing to go on with: reported whatever checks are on.
+FATAL = frozenset({"bounds", "deadlock", "trap"})
 
 #: Checks that only an explicit request turns on: code that is right in practice trips them.
 OPTIONAL_CHECKS = frozenset[str]()

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from humming_sim.errors import SimulationFault
-from humming_sim.findings import Finding
+from humming_sim.findings import FATAL, Finding
 from humming_sim.machine.asynchronous import AsyncEngine
 from humming_sim.machine.barriers import ClusterBarriers, NamedBarriers
 from humming_sim.machine.frame import Frame
@@ -152,17 +152,19 @@ class Machine:
         space: str = "",
         address: int | None = None,
         cta: int | None = None,
+        fatal: bool = False,
     ) -> None:
         """Report a finding about the instruction that `frame` is at, unless its check is off.
 
         Args:
             index: which thread of the frame; None for its first.
             cta: the CTA whose memory it is about, if not the thread's.
+            fatal: whether nothing can go on after it, so that it is reported in any case.
 
         Raises:
             SimulationFault: if the check is on.
         """
-        if not self.checks(check):
+        if not fatal and check not in FATAL and not self.checks(check):
             return
         instruction = self.kernel.instructions[min(frame.at, len(self.kernel.instructions) - 1)]
         where, warp, lane = self.where(int(frame.threads()[index or 0]))

@@ -79,9 +79,8 @@ class MBarriers:
         """The mbarrier at an offset; reports one that was never initialised."""
         barrier = self._barriers.get(where)
         if barrier is None:
-            self._report(frame, where, "used, but no mbarrier.init made one here")
-            raise KeyError(where)
-        return barrier
+            self._report(frame, where, "used, but no mbarrier.init made one here", fatal=True)
+        return self._barriers[where]
 
     def fence_init(self, frame: Frame) -> None:
         """fence.mbarrier_init, fence.proxy.async or a cluster barrier after initialisation."""
@@ -181,8 +180,10 @@ class MBarriers:
             f"{barrier.pending} of {barrier.expected} arrivals and {barrier.bytes} bytes"
         )
 
-    def _report(self, frame: Frame, where: int, message: str, check: str = "mbarrier") -> None:
-        stride = self._machine.shared.stride
+    def _report(
+        self, frame: Frame, where: int, message: str, check: str = "mbarrier", fatal: bool = False
+    ) -> None:
+        address, cta = where % self._machine.shared.stride, where // self._machine.shared.stride
         self._machine.report(
-            frame, check, message, space="shared", address=where % stride, cta=where // stride
+            frame, check, message, space="shared", address=address, cta=cta, fatal=fatal
         )
