@@ -48,9 +48,9 @@ def test_every_code_becomes_its_value_to_the_bit(family: str) -> None:
 COSTS = {
     "u4-f16": 2.25,
     "u4+z-f16": 2.25,
-    "u4-bf16": 2.75,
+    "u4-bf16": 2.25,
     "u8-f16": 2.5,
-    "u8-bf16": 3.5,
+    "u8-bf16": 2.5,
     "u4-s8": 1.5,
     "u4-s4": 1.0,
     "s8-s8": 0.0,

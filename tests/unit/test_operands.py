@@ -59,6 +59,9 @@ def test_what_validity_accepts_is_decoded_but_for_known_cases(code: NumberFormat
     ("code", "target", "zero", "exponent"),
     [
         ("u4", "f16", Zero.INTEGER, 0),
+        ("u4", "bf16", Zero.INTEGER, 6),
+        ("s8", "bf16", Zero.NONE, 6),
+        ("e2m1", "bf16", Zero.NONE, 0),
         ("u4", "s8", Zero.NONE, -4),
         ("u4", "s8", Zero.INTEGER, 0),
         ("u4", "e4m3fn", Zero.NONE, 9),

@@ -13,7 +13,7 @@ __device__ __forceinline__ void decode(KERNEL_PARAMETERS) {
   for (int i = 0; i < Planes::kWords; ++i) group[i] = words[lane * Planes::kWords + i];
   typename Decoder::ZeroPoint const zero = Decoder::zero_point(zeros[lane]);
   humming::for_constants<kUnits>([&](auto i) {
-    operands[lane * kUnits + i] = Decoder::template unit<i.value>(group, zero);
+    operands[lane * kUnits + i] = Decoder::unit(group, i.value, zero);
   });
   *exponent = Decoder::kExponent;
 }

@@ -15,6 +15,10 @@ __all__ = ["OPERANDS", "operand_exponent", "operand_unit"]
 OPERANDS = tuple(map(number_format, ("f16", "bf16", "e4m3fn", "e5m2", "s8", "s4")))
 
 
+#: Integers become bf16 by way of its smallest numbers, multiples of 2^-133, times at most 2^127.
+_BF16_STEP = 6
+
+
 def operand_unit(target: NumberFormat) -> int:
     """Numbers of this format in one 32-bit register."""
     return 32 // target.bits
@@ -43,7 +47,7 @@ def operand_exponent(code: NumberFormat, target: NumberFormat, zero: Zero) -> in
 
 def _from_integer(code: NumberFormat, target: NumberFormat, zero: Zero) -> int | None:
     if target.bits == 16:
-        return 0
+        return _BF16_STEP if target.name == "bf16" else 0
     centred = code.signed or zero is Zero.NONE
     if target.is_integer:
         unused = target.bits - code.bits

@@ -23,6 +23,18 @@ inline constexpr bool is_same<A, A> = true;
 template <class...>
 inline constexpr bool always_false = false;
 
+/// The first of two types if the condition holds, else the second.
+template <bool kCondition, class First, class Second>
+struct ChosenOf {
+  using type = First;
+};
+template <class First, class Second>
+struct ChosenOf<false, First, Second> {
+  using type = Second;
+};
+template <bool kCondition, class First, class Second>
+using Chosen = typename ChosenOf<kCondition, First, Second>::type;
+
 /// A type as a value, so that a function can choose it.
 template <class T>
 struct Type {

@@ -8,10 +8,10 @@ namespace humming {
 
 template <class Format, class Target, Zero kZero>
 __host__ __device__ constexpr auto choose_integer_decoder() {
-  if constexpr (is_same<Target, Bf16> && Format::kBits == 8) {
-    return Type<Integer8ToBf16<Format, kZero>>{};
+  if constexpr (is_same<Target, Bf16>) {
+    return Type<IntegerToBf16<Format, kZero>>{};
   } else if constexpr (is_half<Target>) {
-    return Type<IntegerToHalf<Format, Target, kZero>>{};
+    return Type<IntegerToF16<Format, kZero>>{};
   } else if constexpr (is_small_float<Target>) {
     return Type<IntegerToSmallFloat<Format, Target, kZero>>{};
   } else {
@@ -54,7 +54,7 @@ __host__ __device__ constexpr auto choose_decoder() {
 ///
 ///   using Weight = Decoder<Unsigned<4>, F16, Zero::kInteger>;
 ///   Weight::ZeroPoint const zero = Weight::zero_point(stored);
-///   u32 const operand = Weight::unit<5>(words, zero);
+///   u32 const operand = Weight::unit(words, 5, zero);
 template <class Format, class Target, Zero kZero = Zero::kNone>
 using Decoder = typename decltype(choose_decoder<Format, Target, kZero>())::type;
 

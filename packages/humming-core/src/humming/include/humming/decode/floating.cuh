@@ -64,16 +64,15 @@ struct FloatToHalf : WithoutZeroPoint {
   static_assert(kSameExponent || Format::kExponent < Half::kExponent,
                 "FloatToHalf: the format has larger exponents than f16; multiply it as bf16");
 
-  template <int kIndex>
-  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords],
+  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords], int index,
                                              const WithoutZeroPoint::ZeroPoint&) {
     constexpr int kSign = Planes::kBits - 1;
     constexpr int kTo = Half::kMantissa - Format::kMantissa;
     if constexpr (kSameExponent) {
-      return Planes::template field<kIndex, 0, Planes::kBits, kTo>(words, 0);
+      return Planes::field(words, index, {0, Planes::kBits, kTo}, 0);
     } else {
-      u32 const body = Planes::template field<kIndex, 0, kSign, kTo>(words, 0);
-      u32 const moved = Planes::template field<kIndex, kSign, kSign + 1, 15>(words, body);
+      u32 const body = Planes::field(words, index, {0, kSign, kTo}, 0);
+      u32 const moved = Planes::field(words, index, {kSign, kSign + 1, 15}, body);
       u32 const whole = SpecialHalves<Format, Half>::fill(moved);
       constexpr u32 kScale = twice(power_of_two<Half>(Half::kBias - Format::kBias));
       return Halves<Half>::fma(whole, kScale, kMinusZeros);
@@ -87,15 +86,14 @@ struct MagnitudeToHalf : WithoutZeroPoint {
   using Planes = humming::Planes<Format::kBits, 2>;
   static constexpr int kExponent = 0;
 
-  template <int kIndex>
-  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords],
+  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords], int index,
                                              const WithoutZeroPoint::ZeroPoint&) {
     constexpr int kSign = Planes::kBits - 1;
     constexpr u32 kMagic = power_of_two<Half>(Half::kMantissa);
     constexpr u32 kOne = power_of_two<Half>(0);
-    u32 const number = Planes::template field<kIndex, 0, kSign, 0>(words, twice(kMagic));
+    u32 const number = Planes::field(words, index, {0, kSign, 0}, twice(kMagic));
     u32 const size = Halves<Half>::fma(number, twice(kOne), twice(kMagic | 0x8000u));
-    return Planes::template field<kIndex, kSign, kSign + 1, 15>(words, size);
+    return Planes::field(words, index, {kSign, kSign + 1, 15}, size);
   }
 };
 
@@ -132,15 +130,14 @@ struct FloatToSmallFloat : WithoutZeroPoint {
                 "FloatToSmallFloat: the operand's format does not have every value; use another");
   static constexpr int kExponent = Place::kExponent;
 
-  template <int kIndex>
-  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords],
+  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords], int index,
                                              const WithoutZeroPoint::ZeroPoint&) {
     constexpr int kSign = Planes::kBits - 1;
     if constexpr (Place::kSame) {
-      return Planes::template field<kIndex, 0, 8, 0>(words, 0);
+      return Planes::field(words, index, {0, 8, 0}, 0);
     } else {
-      u32 const body = Planes::template field<kIndex, 0, kSign, Place::kTo>(words, 0);
-      return Planes::template field<kIndex, kSign, kSign + 1, 7>(words, body);
+      u32 const body = Planes::field(words, index, {0, kSign, Place::kTo}, 0);
+      return Planes::field(words, index, {kSign, kSign + 1, 7}, body);
     }
   }
 };
@@ -168,14 +165,13 @@ struct MagnitudeToInteger : WithoutZeroPoint {
   using Planes = humming::Planes<Format::kBits, 32 / Target::kBits>;
   static constexpr int kExponent = EvenMagnitude<Format>::kExponent;
 
-  template <int kIndex>
-  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords],
+  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords], int index,
                                              const WithoutZeroPoint::ZeroPoint&) {
     constexpr int kSign = Planes::kBits - 1;
     constexpr u32 kTop = spread(1u << (Target::kBits - 1), Target::kBits);
-    u32 const sign = Planes::template field<kIndex, kSign, kSign + 1, kSign>(words, 0);
+    u32 const sign = Planes::field(words, index, {kSign, kSign + 1, kSign}, 0);
     u32 const ones = sign - (sign >> kSign);  // the magnitude's bits where negative
-    u32 const size = Planes::template field<kIndex, 0, kSign, 0>(words, ones);
+    u32 const size = Planes::field(words, index, {0, kSign, 0}, ones);
     return (size + kTop - ones) ^ kTop;  // the top bits keep slots from borrowing
   }
 };
@@ -190,24 +186,23 @@ struct FloatToInteger8 : WithoutZeroPoint {
                 "FloatToInteger8: s8 does not have every value; use another operand format");
   static constexpr int kExponent = 1 - Format::kBias - Format::kMantissa;
 
-  template <int kIndex>
-  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords],
+  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords], int index,
                                              const WithoutZeroPoint::ZeroPoint&) {
-    return __byte_perm(integers<kIndex, 0>(words), integers<kIndex, 1>(words), 0x6240);
+    return __byte_perm(integers(words, index, 0), integers(words, index, 1), 0x6240);
   }
 
  private:
   /// Elements kPart and kPart + 2, each in the low byte of a half.
-  template <int kIndex, int kPart>
-  static __device__ __forceinline__ u32 integers(const u32 (&words)[Planes::kWords]) {
+  static __device__ __forceinline__ u32 integers(const u32 (&words)[Planes::kWords], int index,
+                                                 int part) {
     constexpr int kSign = Planes::kBits - 1;
     constexpr int kTo = F16::kMantissa - Format::kMantissa;
     // The moved number is the value times 2^(kBias - 15). f16 has no power of two that makes it
     // the integer, so the sum's last place is that of 2^15 times it.
     constexpr int kPlace = 1 - Format::kMantissa;
     constexpr u32 kMagic = power_of_two<F16>(F16::kMantissa + kPlace) | 0x200u;
-    u32 const body = Planes::template field<kIndex, 0, kSign, kTo, 16, kPart>(words, 0);
-    u32 const moved = Planes::template field<kIndex, kSign, kSign + 1, 15, 16, kPart>(words, body);
+    u32 const body = Planes::field(words, index, {0, kSign, kTo, 16, part}, 0);
+    u32 const moved = Planes::field(words, index, {kSign, kSign + 1, 15, 16, part}, body);
     return fma_f16x2(moved, twice(power_of_two<F16>(15)), twice(kMagic));
   }
 };

@@ -4,7 +4,7 @@
 //   kExponent      the value of a code is the decoded number times 2^kExponent
 //   ZeroPoint      what a zero point is turned into, once for all codes that share it
 //   zero_point(z)  does so; z is the stored integer, and ignored where the weight has none
-//   unit<i>(words, zero)   the register of unit i of a lane's group
+//   unit(words, i, zero)   the register of unit i of a lane's group
 //
 // Costs in comments are machine instructions per register (2, 4 or 8 codes). A *field* costs a LOP3
 // per plane, and a shift per plane unless the unit already lies right or shares it with another.
@@ -34,21 +34,20 @@ struct IntegerCode {
   }
 };
 
-/// To f16 and bf16: a code becomes the mantissa of a number, and one fma takes off what is too
-/// much. Exact. A field and an fma: 2.25 for 4 bits to f16, 2.75 to bf16, 2.5 for 8 bits to f16.
+/// To f16: a code becomes the mantissa of a number, and one fma takes off what is too much. Exact. A
+/// field and an fma: 2.25 for 4 bits, 2.5 for 8.
 ///
 /// m being the mantissa's bits, a code at its bit T makes 2^m + code * 2^T. T is free up to
 /// m - bits; so several units of a word, a *run*, share one shift of the widest plane.
-template <class Format, class Half, Zero kZero>
-struct IntegerToHalf {
+template <class Format, Zero kZero>
+struct IntegerToF16 {
   using Planes = humming::Planes<Format::kBits, 2>;
   using Code = IntegerCode<Format, kZero>;
-  static_assert(Planes::kBits <= Half::kMantissa, "IntegerToHalf: codes wider than the mantissa");
   static constexpr int kExponent = 0;
 
   static constexpr int kPlane = Planes::width(0);
   static constexpr int kPerWord = Planes::kSlot / kPlane;
-  static constexpr int kRun = (Half::kMantissa - Planes::kBits) / kPlane + 1;
+  static constexpr int kRun = (F16::kMantissa - Planes::kBits) / kPlane + 1;
   static constexpr int kPlaces = kRun < kPerWord ? kRun : kPerWord;
 
   /// -(2^(m - T) + zero point) for each T.
@@ -58,54 +57,54 @@ struct IntegerToHalf {
 
   static __device__ __forceinline__ ZeroPoint zero_point(u32 zero) {
     ZeroPoint made;
-    for_constants<kPlaces>([&](auto place) {
-      constexpr int kTo = kPlane * place.value;
-      constexpr u32 kMagic = 0x8000u | power_of_two<Half>(Half::kMantissa - kTo);
-      made.addend[place.value] = twice(kMagic | Code::offset(zero) << kTo);
-    });
+#pragma unroll
+    for (int place = 0; place < kPlaces; ++place) {
+      int const to = kPlane * place;
+      u32 const magic = 0x8000u | power_of_two<F16>(F16::kMantissa - to);
+      made.addend[place] = twice(magic | Code::offset(zero) << to);
+    }
     return made;
   }
 
-  template <int kIndex>
-  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords],
+  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords], int index,
                                              const ZeroPoint& zero) {
-    constexpr int kPlace = kIndex % kPerWord % kRun;
-    constexpr int kTo = kPlane * kPlace;
-    constexpr u32 kMagic = power_of_two<Half>(Half::kMantissa) ^ Code::kFlip << kTo;
-    u32 const number = Planes::template field<kIndex, 0, Planes::kBits, kTo>(words, twice(kMagic));
-    return Halves<Half>::fma(number, twice(power_of_two<Half>(-kTo)), zero.addend[kPlace]);
+    int const place = index % kPerWord % kRun, to = kPlane * place;
+    u32 const magic = power_of_two<F16>(F16::kMantissa) ^ Code::kFlip << to;
+    u32 const number = Planes::field(words, index, {0, Planes::kBits, to}, twice(magic));
+    return fma_f16x2(number, twice(power_of_two<F16>(-to)), zero.addend[place]);
   }
 };
 
-/// 8 bits to bf16, whose mantissa has 7: the low bits make 128 + low, the high bit chooses between
-/// -256 and -128 by being the last bit of an exponent; the sum is code - 128. Exact. Two fields and
-/// an fma, 3.5 in all; one fma more unless the zero point is 128.
+/// To bf16, up to 2^6: the lowest 8 bits of a bf16 number are an integer times 2^-133, be it subnormal
+/// or not. One fma brings that up and takes off the zero point. Exact. A field and an fma: 2.25 for
+/// 4 bits, 2.5 for 8.
+///
+/// A code may lie anywhere in those 8 bits; so several units of a word share one shift.
 template <class Format, Zero kZero>
-struct Integer8ToBf16 {
-  using Planes = humming::Planes<8, 2>;
+struct IntegerToBf16 {
+  using Planes = humming::Planes<Format::kBits, 2>;
   using Code = IntegerCode<Format, kZero>;
-  static constexpr int kExponent = 0;
+  static constexpr int kExponent = 6;  // what 2^127, the largest factor, leaves of 2^133
 
-  /// 128 - zero point.
+  static constexpr int kPlane = Planes::width(0);
+  static constexpr int kPerWord = Planes::kSlot / kPlane;
+  static constexpr int kRun = (8 - Planes::kBits) / kPlane + 1;
+
+  /// -zero point * 2^-kExponent.
   struct ZeroPoint {
     u32 addend;
   };
 
   static __device__ __forceinline__ ZeroPoint zero_point(u32 zero) {
-    float const addend = 128.0f - static_cast<float>(Code::offset(zero));
-    return {twice(__float_as_uint(addend) >> 16)};
+    float const addend = -0x1p-6f * static_cast<float>(Code::offset(zero));
+    return {__byte_perm(__float_as_uint(addend), 0, 0x3232)};
   }
 
-  template <int kIndex>
-  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords],
+  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords], int index,
                                              const ZeroPoint& zero) {
-    constexpr u32 kOne = twice(power_of_two<Bf16>(0));
-    constexpr u32 kHigh = (0x8000u | power_of_two<Bf16>(8)) ^ Code::kFlip;
-    constexpr u32 kLow = power_of_two<Bf16>(7);
-    u32 const low = Planes::template field<kIndex, 0, 7, 0>(words, twice(kLow));
-    u32 const high = Planes::template field<kIndex, 7, 8, 7>(words, twice(kHigh));
-    u32 const centred = fma_bf16x2(low, kOne, high);
-    return Code::kCentred ? centred : fma_bf16x2(centred, kOne, zero.addend);
+    int const to = kPlane * (index % kPerWord % kRun);
+    u32 const number = Planes::field(words, index, {0, Planes::kBits, to}, twice(Code::kFlip << to));
+    return fma_bf16x2(number, twice(power_of_two<Bf16>(127 - to)), zero.addend);
   }
 };
 
@@ -131,13 +130,12 @@ struct IntegerToInteger {
     return {Code::offset(zero) * spread(1, kSlot)};
   }
 
-  template <int kIndex>
-  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords],
+  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords], int index,
                                              const ZeroPoint& zero) {
     constexpr u32 kTop = spread(1u << (kSlot - 1), kSlot);
     constexpr int kTo = Code::kCentred ? kUnused : 0;
     constexpr u32 kOnto = Format::kSigned || kZero == Zero::kFloat ? 0u : kTop;
-    u32 const code = Planes::template field<kIndex, 0, Planes::kBits, kTo>(words, kOnto);
+    u32 const code = Planes::field(words, index, {0, Planes::kBits, kTo}, kOnto);
     if constexpr (kZero == Zero::kInteger) {
       return (code - zero.subtrahend) ^ kTop;  // the top bits keep slots from borrowing
     } else {
@@ -165,15 +163,14 @@ struct IntegerToSmallFloat {
     return {Code::offset(zero) * spread(1, 8)};
   }
 
-  template <int kIndex>
-  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords],
+  static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords], int index,
                                              const ZeroPoint& zero) {
     constexpr u32 kTop = spread(0x80, 8);
     if constexpr (kZero == Zero::kFloat && !Format::kSigned) {
-      return Planes::template field<kIndex, 0, Planes::kBits, 0>(words, 0);
+      return Planes::field(words, index, {0, Planes::kBits, 0}, 0);
     } else {
-      u32 const code = Planes::template field<kIndex, 0, Planes::kBits, 0>(
-          words, kTop ^ spread(Code::kFlip, 8));
+      u32 const code =
+          Planes::field(words, index, {0, Planes::kBits, 0}, kTop ^ spread(Code::kFlip, 8));
       u32 const above = code - zero.subtrahend;  // 128 + value
       u32 const sign = and_xor(above, kTop, kTop);
       u32 const one = sign >> 7;

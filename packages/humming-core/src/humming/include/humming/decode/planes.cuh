@@ -15,11 +15,9 @@ namespace humming {
 
 inline constexpr int kGroupCodes = 128;
 
-/// `value` in each slot of `slot` bits of a word.
+/// `value` in each slot of `slot` bits of a word, 4, 8, 16 or 32.
 __host__ __device__ constexpr u32 spread(u32 value, int slot) {
-  u32 word = 0;
-  for (int at = 0; at < 32; at += slot) word |= value << at;
-  return word;
+  return value * (slot == 4 ? 0x11111111u : slot == 8 ? 0x01010101u : slot == 16 ? 0x10001u : 1u);
 }
 
 /// lop3.b32: (a & b) ^ c. Written in C++, it becomes two LOP3 where b and c are constants, for the
@@ -30,15 +28,18 @@ __device__ __forceinline__ u32 and_xor(u32 a, u32 b, u32 c) {
   return d;
 }
 
-/// A word moved up by kDistance bits, or down if that is negative.
-template <int kDistance>
-__device__ __forceinline__ u32 moved(u32 word) {
-  if constexpr (kDistance >= 0) {
-    return word << kDistance;
-  } else {
-    return word >> -kDistance;
-  }
+/// A word moved up by `distance` bits, or down if that is negative.
+__device__ __forceinline__ u32 moved(u32 word, int distance) {
+  return distance >= 0 ? word << distance : word >> -distance;
 }
+
+/// Bits of codes: which, and where in a register they go.
+struct Field {
+  int low, high;  // bits low to high - 1 of each code
+  int to;         // at this bit of each slot
+  int slot = 0;   // bits of a slot, if not the unit's own
+  int part = 0;   // then, of the unit's elements, those with this index modulo slot / kSlot
+};
 
 template <int kWidth, int kUnitCodes>
 struct Planes {
@@ -59,38 +60,35 @@ struct Planes {
     return plane;
   }
 
-  /// Bits kLow to kHigh - 1 of the codes of unit kIndex, at bit kTo of each slot, xor `onto`.
+  /// A field of the codes of unit `index`, xor `onto`. With wider slots than the unit's own, its
+  /// elements are dealt out to several registers.
   ///
-  /// With wider slots than the unit's own, its elements are dealt out to kWide / kSlot registers:
-  /// those with kPart as their index modulo that number are taken.
-  template <int kIndex, int kLow, int kHigh, int kTo, int kWide = kSlot, int kPart = 0>
-  static __device__ __forceinline__ u32 field(const u32 (&words)[kWords], u32 onto) {
-    static_assert(0 <= kIndex && kIndex < kUnits, "Planes::field: no such unit");
-    static_assert(0 <= kLow && kHigh <= kBits && 0 <= kTo && kTo + kHigh - kLow <= kWide);
-    return rest<kIndex, kLow, kHigh, kTo, kWide, kPart, 0>(words, onto);
+  /// All but the words are constants once the caller's loops are unrolled. They are arguments and not
+  /// parameters of a template, since compilers take twice as long for those.
+  static __device__ __forceinline__ u32 field(const u32 (&words)[kWords], int index,
+                                              Field const& field, u32 onto) {
+    if constexpr (kBits & 8) onto = plane<8, 0>(words, index, field, onto);
+    if constexpr (kBits & 4) onto = plane<4, (kBits & 8)>(words, index, field, onto);
+    if constexpr (kBits & 2) onto = plane<2, (kBits & 12)>(words, index, field, onto);
+    if constexpr (kBits & 1) onto = plane<1, (kBits & 14)>(words, index, field, onto);
+    return onto;
   }
 
  private:
-  template <int kIndex, int kLow, int kHigh, int kTo, int kWide, int kPart, int kStart>
-  static __device__ __forceinline__ u32 rest(const u32 (&words)[kWords], u32 onto) {
-    if constexpr (kStart < kHigh) {
-      constexpr int kPlane = width(kStart);
-      constexpr int kFrom = kLow > kStart ? kLow : kStart;
-      constexpr int kEnd = kStart + kPlane;
-      constexpr int kCount = (kHigh < kEnd ? kHigh : kEnd) - kFrom;
-      if constexpr (kCount > 0) {
-        constexpr int kPerWord = kSlot / kPlane;
-        constexpr int kWord = 4 * kStart + kIndex / kPerWord;
-        constexpr int kAt = kSlot * kPart + kPlane * (kIndex % kPerWord) + kFrom - kStart;
-        constexpr int kTarget = kTo + kFrom - kLow;
-        constexpr u32 kMask = spread(((1u << kCount) - 1) << kTarget, kWide);
-        u32 const word = moved<kTarget - kAt>(words[kWord]);
-        onto = kMask == ~0u ? word ^ onto : and_xor(word, kMask, onto);
-      }
-      return rest<kIndex, kLow, kHigh, kTo, kWide, kPart, kEnd>(words, onto);
-    } else {
-      return onto;
-    }
+  /// What the plane of kPlane bits from bit kStart of the codes on has of a field.
+  template <int kPlane, int kStart>
+  static __device__ __forceinline__ u32 plane(const u32 (&words)[kWords], int index,
+                                              Field const& field, u32 onto) {
+    constexpr int kPerWord = kSlot / kPlane, kEnd = kStart + kPlane;
+    int const from = field.low > kStart ? field.low : kStart;
+    int const count = (field.high < kEnd ? field.high : kEnd) - from;
+    if (count <= 0) return onto;
+    int const at = kSlot * field.part + kPlane * (index % kPerWord) + from - kStart;
+    int const target = field.to + from - field.low;
+    int const slot = field.slot == 0 ? kSlot : field.slot;
+    u32 const mask = spread(((1u << count) - 1) << target, slot);
+    u32 const word = moved(words[4 * kStart + index / kPerWord], target - at);
+    return mask == ~0u ? word ^ onto : and_xor(word, mask, onto);
   }
 };
 
