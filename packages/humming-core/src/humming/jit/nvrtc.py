@@ -28,8 +28,9 @@ _INSTALL = (
     "or set HUMMING_NVCC to the path of an nvcc)"
 )
 # NVRTC looks for "x.cuh" in the working folder and keeps results in a cache of its own, unless
-# told not to: both would let something in that is not in the key.
-_OPTIONS = ("--no-source-include", "--no-cache")
+# told not to: both would let something in that is not in the key. Lambdas with auto parameters are
+# host functions to NVRTC 13.0 (not to 13.5) unless it is told what functions are by default.
+_OPTIONS = ("--no-source-include", "--no-cache", "--device-as-default-execution-space")
 
 
 class Nvrtc:
