@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,7 +12,7 @@ from humming.formats.activation import ActivationScheme
 from humming.formats.number import NumberFormat
 from humming.formats.tensors import decode, divide, encode, encode_scale, scale_reach
 
-__all__ = ["QuantizedActivation", "quantize_activation"]
+__all__ = ["QuantizedActivation", "quantize_activation", "quantize_rows"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +74,22 @@ def quantize_activation(
         raise ConfigError("activation", str(scheme), "a scheme that quantizes")
     if scheme.static and (input_scale is None or input_scale.numel() != 1):
         raise ConfigError("input_scale", input_scale, f"one stored scale, for {scheme}")
+    found = quantize_rows(x, scheme, input_scale)
+    if found.invalid is None or bool(found.invalid.any()):
+        return found
+    return replace(found, invalid=None)
+
+
+def quantize_rows(
+    x: torch.Tensor, scheme: ActivationScheme, input_scale: torch.Tensor | None = None
+) -> QuantizedActivation:
+    """:func:`quantize_activation` of checked arguments, without waiting for a device.
+
+    `invalid` is there even if it is False everywhere, and `input_scale` may have a scale per row,
+    as rows of different experts have them.
+    """
+    assert scheme.scale is not None, "a scheme that quantizes has a scale format"
     wide = x.to(torch.float32)
-    nan = wide.isnan()
     top = scheme.format.max
     second: torch.Tensor | None = None
     if scheme.second:
@@ -95,11 +109,7 @@ def quantize_activation(
         divisor = divisor * second
     codes = encode(_clamp_integer(wide / divisor, scheme.format), scheme.format)
     return QuantizedActivation(
-        scheme=scheme,
-        codes=codes,
-        scales=stored,
-        second=second,
-        invalid=nan if bool(nan.any()) else None,
+        scheme=scheme, codes=codes, scales=stored, second=second, invalid=wide.isnan()
     )
 
 
@@ -111,9 +121,9 @@ def _clamp_integer(x: torch.Tensor, fmt: NumberFormat) -> torch.Tensor:
 def _outer(
     x: torch.Tensor, granularity: str, top: float, stored: torch.Tensor | None
 ) -> torch.Tensor:
-    """Scale per tensor [1, 1] or per token [M, 1]: the stored one, or amax / top."""
+    """Scale per tensor [1, 1] or per token [M, 1]: the stored ones, or amax / top."""
     if granularity == "tensor" and stored is not None:
-        return stored.to(device=x.device, dtype=torch.float32).reshape(1, 1)
+        return stored.to(device=x.device, dtype=torch.float32).reshape(-1, 1)
     if granularity == "tensor":
         amax = x.abs().amax().reshape(1, 1) if x.numel() else x.new_zeros(1, 1)
     else:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 from humming.configs import ComputeConfig, LayerConfig, TuningConfig
 from humming.profiles import DeviceIdentity, DeviceProfile
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "API_VERSION",
+    "Arg",
     "Backend",
     "Compiler",
     "EagerBackend",
@@ -30,8 +31,11 @@ __all__ = [
     "KernelBackend",
     "KernelSpec",
     "LaunchShape",
+    "MapOf",
+    "PackedWeight",
     "PreparedLaunch",
     "Problem",
+    "RepackSpec",
     "Runtime",
     "TensorMap",
 ]
@@ -51,11 +55,16 @@ class Evidence(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """The sizes of one call that are not known before it: rows, and rows per expert."""
+    """The sizes of one call that are not known before it.
+
+    Attributes:
+        m: rows: of activations (dense, grouped contiguous), choices M * top_k (indexed), or rows
+            that an expert has room for (grouped masked).
+        top_k: indexed: choices per row of activations; 1 where each choice has a row of its own.
+    """
 
     m: int
     top_k: int = 1
-    expert_rows: int = 0
 
 
 class Backend(ABC):
@@ -106,14 +115,49 @@ class EagerBackend(Backend):
         """
 
 
+@dataclass(frozen=True)
+class PackedWeight:
+    """A weight as the kernels of one backend read it.
+
+    Attributes:
+        layout: id of the layout, ``"BACKEND/.../v1"``; kernels of another must not read it.
+        tensors: by the names of :attr:`KernelSpec.args`.
+    """
+
+    layout: str
+    tensors: Mapping[str, torch.Tensor]
+
+
 class KernelBackend(Backend):
-    """A backend that describes kernels, which core renders, compiles, caches and launches."""
+    """A backend that describes kernels, which core renders, compiles, caches and launches.
+
+    The package that holds it has its templates in ``templates/`` and its headers in
+    ``include/PACKAGE/``.
+    """
 
     tuning_type: ClassVar[type[TuningConfig]] = TuningConfig
 
+    def fit(
+        self, weight: CanonicalWeight, layer: LayerConfig
+    ) -> tuple[CanonicalWeight, LayerConfig]:
+        """The same weight in a form that the methods below take, and the layer that it then is.
+
+        Groups that no kernel reads as they are (cut by a tensor-parallel shard, of uneven size)
+        become others here. Almost every weight comes back as it is.
+        """
+        return weight, layer
+
     @abstractmethod
-    def layout(self, layer: LayerConfig) -> object:
-        """The weight layout that the kernels of this layer read; it carries an id."""
+    def layout(self, layer: LayerConfig) -> str:
+        """Id of the layout that the kernels of this layer read."""
+
+    @abstractmethod
+    def pack(self, weight: CanonicalWeight, layer: LayerConfig) -> PackedWeight:
+        """The weight in that layout, on the weight's own device, by torch alone."""
+
+    def repack(self, weight: CanonicalWeight, layer: LayerConfig) -> RepackSpec | None:
+        """A kernel that makes the codes of :meth:`pack` on the device; None to use :meth:`pack`."""
+        return None
 
     @abstractmethod
     def candidates(
@@ -173,25 +217,73 @@ class TensorMap:
     l2_bytes: int = 128
 
 
+#: The tensor map of a tensor: of its shape, and of the bytes from one of its rows to the next.
+MapOf = Callable[[tuple[int, ...], int], TensorMap]
+
+
+class Arg(NamedTuple):
+    """One argument of a kernel.
+
+    Attributes:
+        name: what it is; core binds values by name.
+        kind: "ptr", "i32", "u32", "i64", "u64", "f32", "f64" or "map".
+    """
+
+    name: str
+    kind: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class KernelSpec:
     """One kernel as data: what to render, what for, and how to launch it.
 
     Attributes:
-        name: stable and for people, ``"BACKEND.gemm.bf16_u4_g128"``.
-        template: path of a Jinja template inside a backend package.
+        name: stable and for people, ``"BACKEND.gemm.bf16_u4_g128"``; fit for a file name.
+        template: path of a Jinja template inside a backend package, ``"PACKAGE/gemm.cu.j2"``.
         context: frozen dataclass whose fields are the template's variables.
         arch: target architecture as the compiler spells it.
-        args: ordered argument kinds: "ptr", "i32", "u32", "i64", "u64", "f32", "f64", "map".
-        launch: sizes of a call to its launch shape.
+        args: in the order of the kernel's parameters. Beside the tensors of
+            :class:`PackedWeight`, these are what `humming.engine` knows; see ARGUMENTS there.
+        launch: sizes of a call to its launch shape; the same object for the same shape is faster.
+        row_tile: rows of a tile, for what sorts rows into tiles (indexed).
+        workspace: bytes of scratch memory that a call needs. The launches of a backend on one
+            stream share it. It is zero before the first of them, and what some kernel of the
+            backend expects to be zero each launch leaves so: counters lie in one place for all.
+        entry: name of the kernel in the source.
+        maps: by name of each argument of kind "map", what describes its tensor.
     """
 
     name: str
     template: str
     context: object
     arch: str
-    args: tuple[str, ...]
-    launch: Callable[[Problem], LaunchShape]
+    args: tuple[Arg, ...]
+    launch: Callable[[Problem, LayerConfig], LaunchShape]
+    row_tile: int = 1
+    workspace: Callable[[Problem, LayerConfig], int] | None = None
+    entry: str = "kernel"
+    maps: Mapping[str, MapOf] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepackSpec:
+    """A kernel that lays out codes on the device, with the sizes of one weight.
+
+    Attributes:
+        kernel: its arguments are "packed" (the weight's own bytes), "out", and `values` by name.
+        values: of the other arguments: numbers and tensors.
+        shape: of the launch.
+        name: of the packed tensor that it makes.
+        out_shape: int32 elements of it.
+        beside: the other packed tensors, by name.
+    """
+
+    kernel: KernelSpec
+    values: Mapping[str, object]
+    shape: LaunchShape
+    name: str
+    out_shape: tuple[int, ...]
+    beside: Mapping[str, torch.Tensor]
 
 
 class Compiler(Protocol):
@@ -223,7 +315,8 @@ class PreparedLaunch(Protocol):
 class Runtime(Protocol):
     """What loads and launches a binary: the CUDA driver, a vendor's driver, or a simulator.
 
-    ``select_backend(device="NAME:DEVICE")`` asks the runtime called NAME.
+    ``select_backend(device="NAME:DEVICE")`` asks the runtime called NAME. An attribute `portable`
+    that is true says that :meth:`load` takes PTX and no machine code.
     """
 
     name: str

@@ -35,6 +35,7 @@ VARIABLES = {
         Variable("HUMMING_CACHE_LIMIT", "size above which the least used are removed", "2GiB"),
         Variable("HUMMING_NO_JIT", "1 makes compiling a kernel an error that names it", "0"),
         Variable("HUMMING_NVCC", "path of an nvcc to compile with instead of NVRTC"),
+        Variable("HUMMING_EXPLAIN", "1 logs why a kernel was chosen, once per problem", "0"),
     )
 }
 

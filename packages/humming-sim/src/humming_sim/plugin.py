@@ -50,6 +50,7 @@ class SimulatorRuntime:
     """The simulator as a :class:`humming.backend.Runtime`; a device is the name of a profile."""
 
     name = "sim"
+    portable = True  # takes PTX, not machine code
 
     def identify(self, device: str) -> DeviceIdentity | None:
         """A device that its profile, and no other, is for; None if it is not simulated."""
