@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from humming.formats.scheme import WeightScheme
     from humming.formats.table import number_format
     from humming.fusing import fuse, stack_experts
+    from humming.gating import Gating, GatingFunction, register_gating
     from humming.layer import QuantLinear, matmul
     from humming.loading import load_checkpoint
+    from humming.moe import QuantMoE
     from humming.plugins import hookimpl
     from humming.profiles import DeviceProfile
     from humming.quantizing import quantize
@@ -73,8 +75,10 @@ _HOMES = {
     "humming.formats.scheme": ("WeightScheme",),
     "humming.formats.table": ("number_format",),
     "humming.fusing": ("fuse", "stack_experts"),
+    "humming.gating": ("Gating", "GatingFunction", "register_gating"),
     "humming.layer": ("QuantLinear", "matmul"),
     "humming.loading": ("load_checkpoint",),
+    "humming.moe": ("QuantMoE",),
     "humming.plugins": ("hookimpl",),
     "humming.profiles": ("DeviceProfile",),
     "humming.quantizing": ("quantize",),
@@ -94,6 +98,8 @@ __all__ = [
     "ComputeConfig",
     "ConfigError",
     "DeviceProfile",
+    "Gating",
+    "GatingFunction",
     "GemmKind",
     "HummingError",
     "LaunchError",
@@ -105,6 +111,7 @@ __all__ = [
     "PluginError",
     "ProfileError",
     "QuantLinear",
+    "QuantMoE",
     "TuningConfig",
     "UnsupportedError",
     "WeightScheme",
@@ -115,6 +122,7 @@ __all__ = [
     "matmul",
     "number_format",
     "quantize",
+    "register_gating",
     "resolve_activation",
     "save_checkpoint",
     "select_backend",

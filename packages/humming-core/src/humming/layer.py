@@ -2,182 +2,31 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch import nn
 
-from humming.backend import Backend, EagerBackend
-from humming.configs import ComputeConfig, GemmKind, LayerConfig
-from humming.errors import ConfigError, UnsupportedError
+from humming.configs import ComputeConfig, GemmKind, TuningConfig
+from humming.engine import LayerOptions, PreparedLayer, Profile, Shelf, prepare
+from humming.engine.inputs import (
+    ROUTING,
+    Routing,
+    check_ids,
+    check_input,
+    check_routing,
+    gemm_kind,
+    given,
+)
+from humming.engine.prepared import prepared_layer, usual_kind
 from humming.formats.activation import ActivationScheme
-from humming.formats.number import NumberFormat
 from humming.formats.scheme import WeightScheme
-from humming.formats.table import number_format
-from humming.formats.tensors import TORCH_FLOATS
 from humming.quantizing import quantize
-from humming.selection import find_profile, resolve_activation, select_backend
+from humming.torch_ops import linear, register
 from humming.weight import CanonicalWeight
 
-__all__ = ["PreparedLayer", "QuantLinear", "matmul", "prepare"]
-
-_LOG = logging.getLogger("humming.layer")
-
-#: Keyword of the routing tensor, by kind of GEMM.
-_ROUTING = {
-    GemmKind.INDEXED: "expert_ids",
-    GemmKind.GROUPED_CONTIGUOUS: "expert_offsets",
-    GemmKind.GROUPED_MASKED: "expert_counts",
-}
-_DTYPES = tuple(TORCH_FLOATS.values())
-Routing = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class PreparedLayer:
-    """A weight made ready for one backend, one activation dtype and one kind of GEMM.
-
-    Attributes:
-        backend: who computes.
-        layer: the numbers it multiplies, activation fallback included.
-        compute: the promises it keeps.
-        run: activations (and routing) to results.
-    """
-
-    backend: Backend
-    layer: LayerConfig
-    compute: ComputeConfig
-    run: Callable[..., torch.Tensor]
-
-
-def prepare(
-    weight: CanonicalWeight,
-    dtype: torch.dtype,
-    *,
-    activation: str | ActivationScheme | None = None,
-    backend: str | None = None,
-    compute: ComputeConfig | None = None,
-    allow_fallback: bool | None = None,
-) -> PreparedLayer:
-    """Choose activation type and backend for `weight` and make it ready.
-
-    Args:
-        weight: on the device where it shall run.
-        dtype: of activations and result: float16, bfloat16 or float32.
-        activation: overrides what the checkpoint asks for; then nothing is replaced silently.
-        backend: name; None selects as :func:`humming.select_backend` does.
-        compute: promises; None is a dense product, or an indexed one with experts.
-        allow_fallback: whether a wider activation type may stand in for one that the device
-            lacks. None: yes for what the checkpoint asks (unless HUMMING_ALLOW_FALLBACK=0), no
-            for `activation`.
-
-    Raises:
-        ConfigError: an unknown dtype or name.
-        UnsupportedError: no backend does it; says which refused and why.
-    """
-    if dtype not in _DTYPES:
-        raise ConfigError("dtype", dtype, " or ".join(map(str, _DTYPES)))
-    output = number_format(dtype)
-    compute = compute or ComputeConfig(gemm=GemmKind.INDEXED if weight.experts else GemmKind.DENSE)
-    device = str(weight.device)
-    profile = find_profile(device=device)
-    asked = weight.activation or ActivationScheme(format=output)
-    if not asked.is_quantized:  # a checkpoint's "f16" means unquantized: the model's own dtype
-        asked = ActivationScheme(format=output)
-    override = None if activation is None else ActivationScheme.parse(activation)
-    resolved = resolve_activation(
-        asked,
-        profile,
-        weight=weight.scheme,
-        output=output,
-        override=override,
-        allow_fallback=allow_fallback,
-    )
-    if resolved.static and weight.input_scale is None:
-        raise ConfigError(
-            "activation", str(resolved), "a dynamic scheme: this weight stores no input_scale"
-        )
-    layer = _layer_config(weight, resolved, output)
-    chosen = select_backend(backend, device=device, layer=layer, compute=compute)
-    if not isinstance(chosen, EagerBackend):
-        raise UnsupportedError(
-            f"backend {chosen.name!r} describes kernels, which this version can't launch yet; "
-            f"use backend='reference'"
-        )
-    _LOG.debug("%s: %s", layer, chosen.name)
-    return PreparedLayer(chosen, layer, compute, chosen.prepare(weight, layer, compute))
-
-
-def _layer_config(
-    weight: CanonicalWeight, activation: ActivationScheme, output: NumberFormat
-) -> LayerConfig:
-    """The numbers that a layer over `weight` multiplies."""
-    return LayerConfig(
-        n=weight.n,
-        k=weight.k,
-        experts=weight.experts,
-        weight=weight.scheme,
-        activation=activation,
-        output=output,
-        bias=weight.bias is not None,
-        act_order=weight.permutation is not None,
-    )
-
-
-def _given(*tensors: torch.Tensor | None) -> Routing:
-    """The routing tensors that were passed, by keyword; in the order of :data:`_ROUTING`."""
-    pairs = zip(_ROUTING.values(), tensors, strict=True)
-    return {name: tensor for name, tensor in pairs if tensor is not None}
-
-
-def _gemm_kind(weight: CanonicalWeight, routing: Routing) -> GemmKind:
-    """The kind of GEMM that the given routing tensors mean."""
-    if not weight.experts:
-        if routing:
-            raise ConfigError(next(iter(routing)), "given", "no routing: the weight has no experts")
-        return GemmKind.DENSE
-    if len(routing) != 1:
-        names = ", ".join(_ROUTING.values())
-        raise ConfigError("routing", sorted(routing), f"exactly one of {names} with experts")
-    return next(kind for kind, name in _ROUTING.items() if name in routing)
-
-
-def _check_input(x: torch.Tensor, weight: CanonicalWeight) -> None:
-    if x.dim() < 1 or x.shape[-1] != weight.k:
-        raise ConfigError("x", list(x.shape), f"a last dimension of k={weight.k}")
-    if x.device != weight.device:
-        raise ConfigError("x", str(x.device), f"a tensor on {weight.device}, where the weight is")
-
-
-def _check_routing(kind: GemmKind, x: torch.Tensor, routing: torch.Tensor, experts: int) -> None:
-    name = _ROUTING[kind]
-    if routing.dtype not in (torch.int32, torch.int64):
-        raise ConfigError(name, routing.dtype, "an int32 or int64 tensor")
-    shapes = {
-        GemmKind.INDEXED: (
-            routing.dim() == 2
-            and (x.dim() == 2 or (x.dim() == 3 and x.shape[1] == routing.shape[1]))
-            and x.shape[0] == routing.shape[0],
-            "[M, top_k] beside x [M, K] or [M, top_k, K]",
-        ),
-        GemmKind.GROUPED_CONTIGUOUS: (
-            tuple(routing.shape) == (experts + 1,) and x.dim() == 2,
-            f"[{experts + 1}] offsets beside x [M, K]",
-        ),
-        GemmKind.GROUPED_MASKED: (
-            tuple(routing.shape) == (experts,) and x.dim() == 3 and x.shape[0] == experts,
-            f"[{experts}] counts beside x [{experts}, capacity, K]",
-        ),
-    }
-    fits, expected = shapes[kind]
-    if not fits:
-        raise ConfigError(name, f"{list(routing.shape)} beside x {list(x.shape)}", expected)
-    if kind is GemmKind.INDEXED and routing.numel():
-        low, high = int(routing.min()), int(routing.max())
-        if low < -1 or high >= experts:
-            raise ConfigError(name, (low, high), f"ids from -1 (skip) to {experts - 1}")
+__all__ = ["LayerOptions", "PreparedLayer", "QuantLinear", "matmul", "prepare"]
 
 
 def _multiply(
@@ -187,12 +36,14 @@ def _multiply(
     if kind is GemmKind.DENSE:
         flat = prepared.run(x.reshape(-1, weight.k))
         return flat.view(*x.shape[:-1], weight.n)
-    name = _ROUTING[kind]
-    _check_routing(kind, x, routing[name], weight.experts)
+    name = ROUTING[kind]
+    check_routing(kind, x, routing[name], weight.experts)
+    if kind is GemmKind.INDEXED and prepared.kernels is None:  # kernels skip what is no expert
+        check_ids(routing[name], weight.experts)
     return prepared.run(x, **{name: routing[name]})
 
 
-def matmul(  # budget: one keyword per kind of routing
+def matmul(  # budget: one keyword per kind of routing, and for each of LayerOptions
     x: torch.Tensor,
     weight: CanonicalWeight,
     *,
@@ -201,6 +52,10 @@ def matmul(  # budget: one keyword per kind of routing
     expert_counts: torch.Tensor | None = None,
     activation: str | ActivationScheme | None = None,
     backend: str | None = None,
+    device: object = None,
+    profile: Profile | None = None,
+    tuning: TuningConfig | None = None,
+    compute: ComputeConfig | None = None,
 ) -> torch.Tensor:
     """``x @ W.T + bias`` for a quantized W; prepares the weight on every call.
 
@@ -212,8 +67,7 @@ def matmul(  # budget: one keyword per kind of routing
         expert_offsets: [E + 1]; rows ``expert_offsets[e]`` to ``expert_offsets[e + 1]`` are
             those of expert e. Rows beyond the last stay zero.
         expert_counts: [E], how many rows of each expert's capacity count. Others stay zero.
-        activation: as in :func:`prepare`.
-        backend: as in :func:`prepare`.
+        activation, backend, device, profile, tuning, compute: see :class:`LayerOptions`.
 
     Returns:
         [.., N] in the dtype of x, contiguous; [M, top_k, N] with ``expert_ids``.
@@ -222,15 +76,18 @@ def matmul(  # budget: one keyword per kind of routing
         ConfigError: shapes, dtypes or devices do not fit.
         UnsupportedError: no backend does it.
     """
-    routing = _given(expert_ids, expert_offsets, expert_counts)
-    kind = _gemm_kind(weight, routing)
-    _check_input(x, weight)
+    routing = given(expert_ids, expert_offsets, expert_counts)
+    kind = gemm_kind(weight, routing)
+    check_input(x, weight)
     prepared = prepare(
         weight,
         x.dtype,
         activation=activation,
         backend=backend,
-        compute=ComputeConfig(gemm=kind),
+        device=device,
+        profile=profile,
+        tuning=tuning,
+        compute=replace(compute or ComputeConfig(), gemm=kind),
     )
     return _multiply(prepared, weight, x, routing)
 
@@ -244,24 +101,26 @@ class QuantLinear(nn.Module):
     each input dtype; :meth:`prepare` does it before.
     """
 
-    def __init__(
+    def __init__(  # budget: one keyword for each of LayerOptions
         self,
         weight: CanonicalWeight,
         *,
         activation: str | ActivationScheme | None = None,
         bias: torch.Tensor | None = None,
         backend: str | None = None,
+        device: object = None,
+        profile: Profile | None = None,
+        tuning: TuningConfig | None = None,
+        compute: ComputeConfig | None = None,
         allow_fallback: bool | None = None,
     ) -> None:
         """Wrap a weight.
 
         Args:
             weight: standard form, as a checkpoint or :func:`humming.quantize` gives it.
-            activation: what activations are quantized to; None is what the checkpoint asks for,
-                or the nearest wider type that the device has.
             bias: [N] or [E, N]; replaces the weight's own.
-            backend: name; None selects one.
-            allow_fallback: whether a wider activation type may stand in; see :func:`prepare`.
+            activation, backend, device, profile, tuning, compute, allow_fallback: see
+                :class:`LayerOptions`.
 
         Raises:
             ConfigError: the bias does not fit, or `activation` is no scheme.
@@ -269,13 +128,27 @@ class QuantLinear(nn.Module):
         super().__init__()
         if bias is not None:
             weight = weight.replace(bias=bias.detach())
-        self.activation = None if activation is None else ActivationScheme.parse(activation)
-        self.backend = backend
-        self.allow_fallback = allow_fallback
+        self.options = LayerOptions(
+            activation=None if activation is None else ActivationScheme.parse(activation),
+            backend=backend,
+            device=device,
+            profile=profile,
+            tuning=tuning,
+            compute=compute,
+            allow_fallback=allow_fallback,
+        )
         self._facts = weight
         for field, tensor in weight.tensors():
             self.register_buffer(field, tensor)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Start anew: what is prepared belongs to these tensors, this device and this process."""
         self._prepared: dict[tuple[torch.dtype, GemmKind], PreparedLayer] = {}
+        self._shelf: Shelf = {}
+        # By dtype of x, what a dense call needs to go to its kernel without detours.
+        self._direct: dict[torch.dtype, Callable[[torch.Tensor], torch.Tensor]] = {}
+        self._number = register(self)
 
     @classmethod
     def from_float(
@@ -321,18 +194,40 @@ class QuantLinear(nn.Module):
         Raises:
             UnsupportedError: no backend does it.
         """
-        kind = gemm or (GemmKind.INDEXED if self._facts.experts else GemmKind.DENSE)
+        kind = gemm or usual_kind(self._facts)
         key = (dtype, kind)
         if key not in self._prepared:
-            self._prepared[key] = prepare(
-                self.weight,
-                dtype,
-                activation=self.activation,
-                backend=self.backend,
-                compute=ComputeConfig(gemm=kind),
-                allow_fallback=self.allow_fallback,
-            )
+            compute = replace(self.options.compute or ComputeConfig(), gemm=kind)
+            prepared = prepared_layer(self.weight, dtype, self.options, compute, self._shelf)
+            self._prepared[key] = prepared
+            if prepared.kernels is not None and kind is GemmKind.DENSE:
+                self._direct[dtype] = prepared.kernels.dense
         return self._prepared[key]
+
+    def warm_up(
+        self,
+        dtype: torch.dtype,
+        ms: Iterable[int] | None = None,
+        *,
+        gemm: GemmKind | None = None,
+        top_k: int = 1,
+    ) -> None:
+        """Prepare, and compile and load every kernel that calls with so many rows can need.
+
+        Afterwards such calls compile nothing, and can be captured in a CUDA graph.
+
+        Args:
+            dtype: of the inputs.
+            ms: numbers of rows (with ``expert_counts``: what an expert has room for); None is 1 to
+                8192.
+            gemm: kind of routing; None is ``expert_ids``, or a dense product without experts.
+            top_k: with ``expert_ids``, choices of a token.
+
+        Raises:
+            UnsupportedError: no backend does it, or HUMMING_NO_JIT forbids what is left to compile.
+            CompileError: a kernel does not compile.
+        """
+        self.prepare(dtype, gemm).warm_up(ms, top_k)
 
     def forward(
         self,
@@ -343,10 +238,48 @@ class QuantLinear(nn.Module):
         expert_counts: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[.., K] to [.., N]; routing as in :func:`humming.matmul`."""
-        routing = _given(expert_ids, expert_offsets, expert_counts)
-        kind = _gemm_kind(self._facts, routing)
-        _check_input(x, self._facts)
+        if torch.compiler.is_compiling():
+            traced: torch.Tensor = linear(
+                x, self._number, expert_ids, expert_offsets, expert_counts
+            )
+            return traced
+        direct = self._direct.get(x.dtype)
+        if direct is None or not (expert_ids is expert_offsets is expert_counts is None):
+            return self.multiply(x, expert_ids, expert_offsets, expert_counts)
+        return direct(x)
+
+    def multiply(
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor | None,
+        offsets: torch.Tensor | None,
+        counts: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """:meth:`forward`, without what makes it fast or traceable."""
+        routing = given(ids, offsets, counts)
+        kind = gemm_kind(self._facts, routing)
+        check_input(x, self._facts)
         return _multiply(self.prepare(x.dtype, kind), self._facts, x, routing)
+
+    def result_shape(
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor | None,
+        offsets: torch.Tensor | None,
+        counts: torch.Tensor | None,
+    ) -> tuple[int, ...]:
+        """The shape of :meth:`multiply`'s result.
+
+        Raises:
+            ConfigError: the arguments don't fit.
+        """
+        routing = given(ids, offsets, counts)
+        kind = gemm_kind(self._facts, routing)
+        check_input(x, self._facts)
+        for tensor in routing.values():
+            check_routing(kind, x, tensor, self._facts.experts)
+        lead = x.shape[:-1] if ids is None else ids.shape
+        return (*lead, self._facts.n)
 
     def _apply(
         self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
@@ -357,20 +290,24 @@ class QuantLinear(nn.Module):
 
         super()._apply(move_only, recurse)  # type: ignore[no-untyped-call]
         self._facts = self.weight
-        self._prepared.clear()
+        self._forget()
         return self
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._facts = self.weight
-        self._prepared.clear()
+        self._forget()
 
     def __getstate__(self) -> dict[str, object]:
-        # What is prepared belongs to this device and process: a copy settles it anew.
-        return {**self.__dict__, "_prepared": {}}
+        left = ("_prepared", "_shelf", "_direct", "_number")
+        return {name: value for name, value in self.__dict__.items() if name not in left}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._forget()
 
     def extra_repr(self) -> str:
         """Scheme and shape."""
-        asked = self.activation or self._facts.activation
+        asked = self.options.activation or self._facts.activation
         activation = f", activation={asked}" if asked is not None else ""
         return f"{self._facts.scheme}, {list(self._facts.shape)}{activation}"

@@ -34,6 +34,7 @@ COMMANDS = {
     "devices": "devices of this machine, and what each of them would use",
     "profiles": "devices that humming knows, present or not",
     "simulate": "run a kernel of a PTX file in a simulator, and report what it does wrong",
+    "compile": "compile ahead of time what the layers of a checkpoint need; needs no GPU",
     "cache": "compiled kernels: what is kept where, whether it is whole, and removing it",
     "plugins": "installed backends, loaders and runtimes, and what failed to load",
     "doctor": "check driver, compiler, torch, plugins and settings; say how to mend what is broken",

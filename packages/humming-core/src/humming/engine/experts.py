@@ -1,0 +1,131 @@
+"""The launches between and behind the products of experts, with kernels of core's own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from humming.backend import KernelSpec, PreparedLaunch, Problem
+from humming.configs import LayerConfig
+from humming.engine.operand import ROW_BYTES
+from humming.engine.site import Site
+from humming.engine.workshop import workshop
+from humming.expert_kernels import CHUNK, RowMask, combine_spec, gate_spec
+from humming.gating import Gating
+
+__all__ = ["ExpertKernels"]
+
+#: "gate" or "combine", which rows (or ids) it reads, and whether they are whole chunks.
+_Key = tuple[str, RowMask, bool]
+_MASKS = {torch.int32: RowMask.IDS, torch.int64: RowMask.IDS_64}
+
+
+class ExpertKernels:
+    """Activation function and weighted sum of one layer of experts.
+
+    Nothing here waits for the device.
+
+    Args:
+        site: where they run.
+        arch: target architecture as the compiler spells it.
+        down: the second product; its output has the format of all rows.
+        gating: the function between them.
+    """
+
+    def __init__(self, site: Site, arch: str, down: LayerConfig, gating: Gating) -> None:
+        self._site, self._arch, self._gating = site, arch, gating
+        self._down, self._element = down, down.output
+        self._middle: dict[int, LayerConfig] = {}  # by outputs of the function
+        self._kernels: dict[_Key, tuple[KernelSpec, PreparedLaunch]] = {}
+
+    def gate(
+        self, x: torch.Tensor, ids: torch.Tensor | None = None, experts: int = 0
+    ) -> torch.Tensor:
+        """The function of rows [rows, inputs]; rows without an expert here are not written.
+
+        Args:
+            x: contiguous.
+            ids: int32 or int64 of each row, contiguous; None: every row counts.
+            experts: how many there are.
+        """
+        rows, width = x.shape[0], x.shape[1] // self._gating.function.inputs
+        out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+        mask = RowMask.EVERY if ids is None else _MASKS[ids.dtype]
+        spec, launch = self._kernel(("gate", mask, _whole(width, x)))
+        shape = spec.launch(Problem(m=rows), self._of_width(width))
+        stride = x.shape[1] * x.element_size()
+        launch(shape, x, stride, out, ids, experts, rows, width)
+        return out
+
+    def combine(
+        self,
+        y: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor | None,
+        shared: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """What :func:`humming.combining.combine` gives.
+
+        Args:
+            y: [M, top_k, H], contiguous like all others.
+            ids: int32 or int64 [M, top_k].
+            weights: float32 [M, top_k].
+            shared: [M, H].
+        """
+        tokens, top_k, width = y.shape
+        out = torch.empty((tokens, width), dtype=y.dtype, device=y.device)
+        whole = _whole(width, y) and (shared is None or _whole(width, shared))
+        spec, launch = self._kernel(("combine", _MASKS[ids.dtype], whole))
+        shape = spec.launch(Problem(m=tokens), self._down)
+        sizes = (tokens, top_k, self._down.experts, width)
+        launch(shape, y, ids, weights, shared, out, *sizes)
+        return out
+
+    def warm_up(self, shared: int = 0) -> None:
+        """Compile and load all kernels that calls can need.
+
+        Args:
+            shared: outputs of the function in shared experts; 0 if there are none.
+        """
+        whole = self._down.k % CHUNK == 0
+        keys: list[_Key] = [("gate", mask, whole) for mask in _MASKS.values()]
+        if shared:
+            keys.append(("gate", RowMask.EVERY, shared % CHUNK == 0))
+        whole = self._down.n % CHUNK == 0
+        self._load([*keys, *(("combine", mask, whole) for mask in _MASKS.values())])
+
+    def _of_width(self, width: int) -> LayerConfig:
+        if width not in self._middle:
+            self._middle[width] = replace(self._down, n=width)
+        return self._middle[width]
+
+    def _specs(self, keys: Sequence[_Key]) -> list[KernelSpec]:
+        element, arch = self._element, self._arch
+        return [
+            gate_spec(self._gating, element, mask, whole, arch)
+            if what == "gate"
+            else combine_spec(element, mask is RowMask.IDS_64, whole, arch)
+            for what, mask, whole in keys
+        ]
+
+    def _kernel(self, key: _Key) -> tuple[KernelSpec, PreparedLaunch]:
+        if key not in self._kernels:
+            self._load([key])
+        return self._kernels[key]
+
+    def _load(self, keys: Sequence[_Key]) -> None:
+        specs = self._specs(keys)
+        handles = workshop().load_all(specs, self._site)
+        with self._site.active():
+            for key, spec, handle in zip(keys, specs, handles, strict=True):
+                kinds = [arg.kind for arg in spec.args]
+                values, every = [None] * len(kinds), range(len(kinds))
+                launch = self._site.runtime.prepare(handle, kinds, values, {}, every)
+                self._kernels[key] = spec, launch
+
+
+def _whole(width: int, rows: torch.Tensor) -> bool:
+    """Whether kernels may read 16 bytes at a time."""
+    return width % CHUNK == 0 and rows.data_ptr() % ROW_BYTES == 0

@@ -1,0 +1,106 @@
+"""The kernel that sorts choices of experts into tiles of rows, for products with indexed rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from humming.backend import Arg, KernelSpec, LaunchShape, Problem
+from humming.configs import GemmKind, LayerConfig
+from humming.errors import ConfigError, UnsupportedError
+from humming.scheduling import ceil_div, max_row_tiles
+
+__all__ = ["MAX_EXPERTS", "AlignedSizes", "align_spec", "aligned_sizes"]
+
+#: The most experts that the kernel can count.
+MAX_EXPERTS = 1024
+
+_THREADS = 1024
+#: Choices that are worth a CTA. It costs next to nothing, for each CTA counts all choices anyway;
+#: with more than this many CTAs the counting is most of the time.
+_CHOICES_PER_CTA = 32
+_MAX_CTAS = 32
+_INT_LIMIT = 2**31
+
+
+class AlignedSizes(NamedTuple):
+    """Elements of what the kernel writes, enough whatever the ids are."""
+
+    slots: int
+    row_tiles: int
+
+
+@dataclass(frozen=True)
+class _Context:
+    name: str
+    id: str
+    row_tile: int
+    threads: int = _THREADS
+    max_experts: int = MAX_EXPERTS
+
+
+def align_spec(row_tile: int, ids_64bit: bool, arch: str) -> KernelSpec:
+    """What :func:`humming.scheduling.align_rows` does, as a kernel.
+
+    Its arguments: ``ids``, the expert of each choice, int32 or int64; ``slots``, ``tile_experts``
+    and ``row_tiles``, the int32 tensors that it writes, the first two with :func:`aligned_sizes`
+    elements, the last with one; and the numbers of ``choices`` and ``experts``. The result is the
+    same on every run. What lies behind the last row of tiles is not written.
+
+    Args:
+        row_tile: rows of a tile.
+        ids_64bit: whether ids are int64 instead of int32.
+        arch: target architecture as the compiler spells it.
+
+    Raises:
+        ConfigError: a tile without rows; by `launch`: more choices than int32 can count.
+        UnsupportedError: by `launch`: more than MAX_EXPERTS experts.
+    """
+    if row_tile < 1:
+        raise ConfigError("row_tile", row_tile, "a positive number of rows")
+    name = f"humming.align_rows.{'i64' if ids_64bit else 'i32'}_m{row_tile}"
+    return KernelSpec(
+        name=name,
+        template="humming/align_rows.cu.j2",
+        context=_Context(name, "humming::i64" if ids_64bit else "humming::i32", row_tile),
+        arch=arch,
+        args=(
+            Arg("ids", "ptr"),
+            Arg("slots", "ptr"),
+            Arg("tile_experts", "ptr"),
+            Arg("row_tiles", "ptr"),
+            Arg("choices", "i32"),
+            Arg("experts", "i32"),
+        ),
+        launch=_launch,
+        row_tile=row_tile,
+        entry="align_rows",
+    )
+
+
+def aligned_sizes(choices: int, experts: int, row_tile: int) -> AlignedSizes:
+    """How large the tensors are that the kernel of :func:`align_spec` writes.
+
+    Args:
+        choices: (token, choice) pairs.
+        experts: number of experts.
+        row_tile: rows of a tile.
+    """
+    tiles = max_row_tiles(GemmKind.INDEXED, choices, row_tile, experts)
+    return AlignedSizes(slots=tiles * row_tile, row_tiles=tiles)
+
+
+def _launch(problem: Problem, layer: LayerConfig) -> LaunchShape:
+    if layer.experts > MAX_EXPERTS:
+        raise UnsupportedError(
+            f"rows are sorted by up to {MAX_EXPERTS} experts, and the layer has {layer.experts}"
+        )
+    if not 0 <= problem.m < _INT_LIMIT:
+        raise ConfigError("m", problem.m, f"0 to {_INT_LIMIT - 1} choices")
+    return _shape(max(1, min(ceil_div(problem.m, _CHOICES_PER_CTA), _MAX_CTAS)))
+
+
+@cache
+def _shape(ctas: int) -> LaunchShape:
+    return LaunchShape(grid=(ctas, 1, 1), block=(_THREADS, 1, 1))

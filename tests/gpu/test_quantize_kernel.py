@@ -1,0 +1,101 @@
+"""The quantizing kernel on a real device, at sizes no simulator reaches, and what a layer costs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from quantize_cases import Quantized, program, sample, stored_of
+
+from humming.backend import Problem
+from humming.formats.activation import ActivationScheme
+from humming.formats.table import number_format
+from humming.jit import compile_program
+from humming.launching import CudaRuntime
+from humming.quantizer import quantize_spec
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+SCHEMES = ["s8-token-f32", "s4-token-f32", "e4m3fn-token-f32", "e5m2-token-f32",
+           "e4m3fn-tensor-f32-static", "s8-tensor-f32-static", "e4m3fn-g128-f32",
+           "e4m3fn-g32-e8m0", "s8-g48-f32", "s8-g1024-bf16", "e2m1-g32-e8m0",
+           "e2m1-g16-e4m3fn-token", "e2m1-g16-e4m3fn-tensor-static"]  # fmt: skip
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+
+
+class Kernel:
+    """The kernel for one scheme, source and k, loaded."""
+
+    def __init__(self, text: str, dtype: torch.dtype, k: int) -> None:
+        self.scheme, self.k = ActivationScheme.parse(text), k
+        major, minor = torch.cuda.get_device_capability()
+        source = number_format(dtype)
+        self.spec = quantize_spec(self.scheme, source, k, f"sm_{major}{minor}")
+        torch.zeros(1, device="cuda")
+        self.runtime = CudaRuntime()
+        binary = compile_program(program(self.spec, "cubin")).data
+        self.handle = self.runtime.load(binary, self.spec.entry)
+
+    def __call__(self, x: torch.Tensor) -> None:
+        """Compare with the reference, on the CPU; outputs begin poisoned, with guards behind."""
+        stored = stored_of(self.scheme)
+        rows = x.shape[0]
+        on_host = Quantized.poisoned(self.scheme, rows, self.k)
+        outputs = [torch.from_numpy(part).cuda() for part in vars(on_host).values()]
+        scale = None if stored is None else stored.cuda()
+        values = [x, x.stride(0), scale, 0, *outputs, rows, self.k]
+        kinds = [arg.kind for arg in self.spec.args]
+        run = self.runtime.prepare(self.handle, kinds, values, {})
+        run(self.spec.launch(Problem(m=rows), None))
+        found = Quantized(*(output.cpu().numpy() for output in outputs))
+        found.check(Quantized.expected(x.cpu(), self.scheme, stored))
+
+
+@pytest.mark.parametrize("number", range(len(SCHEMES)), ids=SCHEMES)
+def test_codes_and_scales_are_those_of_the_reference(number: int) -> None:
+    text = SCHEMES[number]
+    scheme = ActivationScheme.parse(text)
+    for place, k in enumerate((100, 1000, 4096, 7168, 53248)):
+        dtype = DTYPES[(number + place) % 3]
+        kernel = Kernel(text, dtype, k)
+        x = sample(scheme, dtype, k, seed=number)
+        kernel(x.cuda())
+        kernel(x.repeat(30, 1).cuda())
+
+
+@pytest.mark.parametrize("text", SCHEMES)
+def test_random_bits_are_quantized_as_the_reference_does(text: str) -> None:
+    for dtype, ints in ((torch.bfloat16, torch.int16), (torch.float32, torch.int32)):
+        info = torch.iinfo(ints)
+        bits = torch.randint(info.min, info.max, (512, 2048), dtype=ints)
+        x = bits.view(dtype)
+        x[::2] = torch.randn(256, 2048).to(dtype)  # most rows of random bits have a NaN
+        x[1::4] = x[1::4].nan_to_num(nan=1.0)
+        Kernel(text, dtype, 2048)(x.cuda())
+
+
+@pytest.mark.parametrize("offset", [0, 1, 8])
+def test_rows_of_a_larger_tensor_are_read_where_they_lie(offset: int) -> None:
+    whole = torch.randn(300, 3000).half().cuda()
+    Kernel("e4m3fn-g128-f32", torch.float16, 2880)(whole[:, offset : offset + 2880])
+
+
+def test_a_captured_launch_quantizes_what_is_there_by_then() -> None:
+    kernel = Kernel("s8-token-f32", torch.bfloat16, 4096)
+    x = torch.zeros(64, 4096, dtype=torch.bfloat16, device="cuda")
+    on_host = Quantized.poisoned(kernel.scheme, 64, 4096)
+    outputs = [torch.from_numpy(part).cuda() for part in vars(on_host).values()]
+    kinds = [arg.kind for arg in kernel.spec.args]
+    values = [x, x.stride(0), None, 0, *outputs, 64, 4096]
+    run = kernel.runtime.prepare(kernel.handle, kinds, values, {})
+    shape = kernel.spec.launch(Problem(m=64), None)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(shape)
+    for _ in range(3):
+        x.copy_(torch.randn(64, 4096))
+        graph.replay()
+        found = Quantized(*(output.cpu().numpy() for output in outputs))
+        found.check(Quantized.expected(x.cpu(), kernel.scheme, None))
