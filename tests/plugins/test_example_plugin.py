@@ -49,7 +49,7 @@ print(json.dumps({
     "failures": [f.reason for f in plugins.failures() if f.plugin.name == "acme"],
     "simulated": [simulated.name, simulated.profile.name,
                   simulated.evidence(simulated.profile).value],
-    "others": [humming.select_backend(profile="nvidia-h200").name,
+    "others": [humming.select_backend(profile="thead-zhenwu-810e").name,
                humming.select_backend(device="cpu").name],
     "refusal": refusal,
     "fallback": [fallback, stream.getvalue()],

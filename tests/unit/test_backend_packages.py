@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,10 @@ import humming_sm100
 import humming_thead
 from humming import plugins
 from humming.backend import Backend, Evidence
+from humming.configs import ComputeConfig, LayerConfig
+from humming.formats.activation import ActivationScheme
+from humming.formats.scheme import WeightScheme
+from humming.formats.table import number_format
 from humming.hooks import hookimpl
 from humming.profiles import DeviceProfile
 
@@ -26,6 +31,7 @@ BACKENDS: dict[str, type[Backend]] = {
 }
 PROFILES = [p for p in plugins.profiles().values() if p.vendor in ("nvidia", "thead", "cpu")]
 NO_KERNELS = "no kernels in this version"
+WITHOUT_KERNELS = ("sm90", "sm100", "sm120", "thead")
 
 #: Words for architectures and products. Core's Python and headers contain none of them.
 ARCHITECTURE = re.compile(
@@ -40,15 +46,17 @@ def test_there_are_five_backends_in_four_packages() -> None:
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
-def test_only_the_backend_that_the_profile_prefers_wants_nothing_but_kernels(
+def test_mma_sync_runs_on_every_nvidia_device_and_the_others_want_kernels_where_they_belong(
     profile: DeviceProfile,
 ) -> None:
     reasons = {name: kind.refuse_device(profile) for name, kind in BACKENDS.items()}
+    accepting = [name for name, reason in reasons.items() if reason is None]
     wanting = [name for name, reason in reasons.items() if reason == NO_KERNELS]
-    assert wanting == [profile.target.backend] * (profile.vendor != "cpu")
+    preferred = profile.target.backend
+    assert accepting == ["sm75_sm89"] * (profile.vendor == "nvidia")
+    assert wanting == [preferred] * (preferred in WITHOUT_KERNELS)
     for name, reason in reasons.items():
-        assert reason, "there are no kernels yet"
-        assert name in wanting or profile.title in reason
+        assert name in accepting + wanting or profile.title in str(reason)
 
 
 def test_a_refusal_names_the_instruction_and_what_the_device_lists() -> None:
@@ -58,17 +66,47 @@ def test_a_refusal_names_the_instruction_and_what_the_device_lists() -> None:
     assert refuse["sm90"](t4) == "needs wgmma; NVIDIA T4 lists mma"
     assert refuse["sm100"](h200) == "needs tcgen05; NVIDIA H200 lists wgmma, mma"
     assert refuse["sm120"](h200) == "needs mxmma; NVIDIA H200 lists wgmma, mma"
-    assert refuse["sm75_sm89"](h200) == "for devices with mma alone; NVIDIA H200 lists wgmma, mma"
+    assert refuse["sm75_sm89"](thead) == "for NVIDIA devices; T-Head Zhenwu 810E is none"
+    none = replace(h200, features=replace(h200.features, mma=("wgmma",)))
+    assert refuse["sm75_sm89"](none) == "for devices with mma; NVIDIA H200 lists wgmma"
     assert refuse["sm90"](thead) == "for NVIDIA devices; T-Head Zhenwu 810E is none"
     assert refuse["thead"](t4) == "for T-Head devices; NVIDIA T4 is none"
 
 
-@pytest.mark.parametrize("name", sorted(BACKENDS))
-def test_a_backend_refuses_layers_as_it_refuses_devices_and_claims_no_evidence(name: str) -> None:
+@pytest.mark.parametrize("name", WITHOUT_KERNELS)
+def test_without_kernels_layers_are_refused_like_devices_and_no_evidence_is_claimed(
+    name: str,
+) -> None:
     (profile,) = [p for p in PROFILES if p.target.backend == name and p.match.product][:1]
     backend = BACKENDS[name](profile)
     assert backend.refuse(None, None) == NO_KERNELS  # type: ignore[arg-type]
     assert backend.evidence(profile) is Evidence.NONE
+
+
+@pytest.mark.parametrize(
+    ("profile", "weight", "activation", "sentence"),
+    [
+        ("nvidia-t4", "u4-g128-f16", "f16", None),
+        ("nvidia-t4", "u4-g128-f16", "bf16", "bf16 activations need"),
+        ("nvidia-a100", "e4m3fn-channel-f32", "e4m3fn-token-f32", "activations need"),
+        ("nvidia-l40s", "e4m3fn-channel-f32", "e4m3fn-token-f32", None),
+        ("nvidia-b200", "e2m1-g32-e8m0", "bf16", None),
+        ("nvidia-b200", "e2m1-g32-e8m0", "e2m1-g32-e8m0", "multiplies f16, bf16, e4m3fn, e5m2"),
+        ("nvidia-l40s", "e5m1-channel-f32", "f16", "are not decoded for"),
+    ],
+)
+def test_a_layer_is_refused_for_numbers_that_mma_sync_does_not_multiply(
+    profile: str, weight: str, activation: str, sentence: str | None
+) -> None:
+    layer = LayerConfig(
+        n=64,
+        k=128,
+        weight=WeightScheme.parse(weight),
+        activation=ActivationScheme.parse(activation),
+        output=number_format("f16"),
+    )
+    refusal = BACKENDS["sm75_sm89"](plugins.profiles()[profile]).refuse(layer, ComputeConfig())
+    assert refusal is None if sentence is None else sentence in str(refusal)
 
 
 def test_importing_the_packages_imports_neither_torch_nor_a_backend() -> None:

@@ -33,7 +33,7 @@ class OnlyHopper(Backend):
 @pytest.fixture
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     found = plugins.InstalledBackend(OnlyHopper, "acme", "1.0")
-    both = {**plugins.backends(), "only_one": found}
+    both = {"reference": plugins.backends()["reference"], "only_one": found}
     monkeypatch.setattr(plugins, "backends", lambda: both)
 
 

@@ -180,16 +180,19 @@ struct Place {
   int group, row, column;
 };
 
-__host__ __device__ constexpr Place place_in_group(Raster raster, int group, Index tile, int rows,
+// Integer: Index, or unsigned where the tiles of the group are that few.
+template <class Integer>
+__host__ __device__ constexpr Place place_in_group(Raster raster, int group, Integer tile, int rows,
                                                    int columns) {
   bool const by_columns = raster.axis == Axis::kColumns;
   int const across = by_columns ? columns : rows, length = by_columns ? rows : columns;
-  Index const size = Index(raster.width) * length;
+  Integer const size = Integer(raster.width) * Integer(length);
   int const band = int(tile / size), before = band * raster.width;
-  Index const rest = tile - band * size;
-  int const width = int(smaller(raster.width, across - before));  // the last may be narrower
+  Integer const rest = tile - Integer(band) * size;
+  int const left = across - before;
+  Integer const width = Integer(left < raster.width ? left : raster.width);  // of the last: less
   int const along = int(rest / width);
-  int const other = before + int(rest - Index(along) * width);
+  int const other = before + int(rest - Integer(along) * width);
   return by_columns ? Place{group, along, other} : Place{group, other, along};
 }
 

@@ -1,0 +1,335 @@
+// The product of a warp: its 64 rows of weights by its tokens, summed over its units of K.
+#pragma once
+
+#include <humming/gemm/activations.cuh>
+#include <humming/gemm/weights.cuh>
+
+namespace humming {
+
+/// 1 as the number of a slot of a register, in every slot.
+template <class Format>
+__host__ __device__ constexpr u32 ones() {
+  if constexpr (is_half<Format>) {
+    return twice(power_of_two<Format>(0));
+  } else if constexpr (is_small_float<Format>) {
+    return spread(static_cast<u32>(Format::kBias) << Format::kMantissa, 8);
+  } else {
+    return spread(1, Format::kBits);
+  }
+}
+
+/// 2^exponent for exponents of normal numbers.
+__host__ __device__ constexpr float power_of_two_float(int exponent) {
+  float value = 1.0f;
+  for (int i = 0; i < exponent; ++i) value *= 2.0f;
+  for (int i = 0; i > exponent; --i) value *= 0.5f;
+  return value;
+}
+
+/// Sums of a warp: sums[tile][token tile] is a fragment of 16 rows by 8 tokens.
+template <class P>
+struct Totals {
+  using S = Sizes<P>;
+  struct Floats {
+    float c[4];
+  };
+  using Fragment = Chosen<S::kPromotes, Floats, typename P::Mma::Sums>;
+
+  Fragment sums[kTiles][S::kTokenTiles];
+};
+
+/// Scales of activations, per group of K: x_groups [rows, groups].
+template <class P>
+struct TokenScales {
+  using S = Sizes<P>;
+  static constexpr bool kHas = P::kActivationGroup != 0;
+  float const* columns[kHas ? 2 * S::kTokenTiles : 1];
+
+  __device__ __forceinline__ TokenScales(GemmArguments const& args, TileRows const& rows,
+                                         int warp_m, int lane) {
+    if constexpr (kHas) {
+      int const groups = (args.k + P::kActivationGroup - 1) / P::kActivationGroup;
+#pragma unroll
+      for (int i = 0; i < 2 * S::kTokenTiles; ++i) {
+        int const row = warp_m * P::kTokens + i / 2 * 8 + lane % 4 * 2 + i % 2;
+        Index const source = source_of<P>(rows, row);
+        columns[i] = args.x_groups + (source < 0 ? 0 : source) * groups;
+      }
+      last_ = groups - 1;
+    }
+  }
+
+  /// Of token `i` % 2 of token tile `i` / 2, at column k.
+  __device__ __forceinline__ float operator()(int i, int k) const {
+    if constexpr (kHas) {
+      int const group = k / P::kActivationGroup;
+      return columns[i][group < last_ ? group : last_];
+    } else {
+      return 1.0f;
+    }
+  }
+
+ private:
+  int last_;
+};
+
+/// A warp's place in its CTA.
+template <class P>
+struct WarpPlace {
+  int lane, team, warp_n, warp_m, thread;  // thread: of the team
+
+  __device__ __forceinline__ WarpPlace() {
+    using S = Sizes<P>;
+    lane = threadIdx.x % 32;
+    team = threadIdx.x / S::kTeamThreads;
+    thread = threadIdx.x % S::kTeamThreads;
+    int const warp = thread / 32;
+    warp_n = warp % P::kWarpsN;
+    warp_m = warp / P::kWarpsN;
+  }
+};
+
+/// The A operands of a tile of a block within an interval: its codes, decoded a step at a time.
+template <class P>
+struct Decoded {
+  using S = Sizes<P>;
+  using Decoder = typename S::Decoder;
+  Block<P> const& block;
+  int const tile;
+  typename Decoder::ZeroPoint zeros[2];
+  u32 factors[2];
+
+  __device__ __forceinline__ Decoded(Block<P> const& from, int at, int tile)
+      : block(from), tile(tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      zeros[half] = Decoder::zero_point(block.rows.zero(at, 2 * tile + half));
+      if constexpr (P::kFolds)
+        factors[half] = twice_as<typename P::Target>(block.rows.scale(at, 2 * tile + half));
+    }
+  }
+
+  __device__ __forceinline__ void step(int step, u32 (&a)[4]) const {
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      a[r] = Decoder::unit(block.codes, (tile * S::kSteps + step) * 4 + r, zeros[r & 1]);
+      if constexpr (P::kFolds)
+        a[r] = Halves<typename P::Target>::fma(a[r], factors[r & 1], kMinusZeros);
+    }
+  }
+};
+
+/// Multiplies blocks of weights by halves of stages into sums over all of K: tile after tile within a
+/// step. The operands of the next step are requested before this one is multiplied.
+template <class P>
+struct DirectMultiplier {
+  using S = Sizes<P>;
+  static constexpr int kSteps = S::kTokenTiles == 1 && S::kSteps > 1 ? 2 : 1;  // at a time
+  static constexpr int kParts = S::kSteps / kSteps;
+  using X = Operands<P, kSteps>;
+
+  Panel<P> const& panel;
+  Totals<P>& totals;
+  X operands;
+
+  __device__ __forceinline__ DirectMultiplier(GemmArguments const&, TileRows const& rows,
+                                              Panel<P> const& panel, Totals<P>& totals,
+                                              WarpPlace<P> const& warp)
+      : panel(panel), totals(totals), operands(rows, warp.warp_m, warp.lane) {}
+
+  __device__ __forceinline__ void operator()(Block<P>& block, int half, int of_stage, int unit,
+                                             u32 stage) const {
+    if constexpr (!BlockScales<P>::kAhead)
+      panel.load_rows(block.rows, unit * kUnitK + half * kBlock);
+    typename X::Registers x[2];
+    operands.load(x[0], of_stage, 0, stage);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      if (part + 1 < kParts)
+        operands.load(x[(part + 1) % 2], of_stage, (part + 1) * kSteps, stage);
+#pragma unroll
+      for (int inside = 0; inside < kSteps; ++inside) {
+#pragma unroll
+        for (int tile = 0; tile < kTiles; ++tile) {
+          int const step = part * kSteps + inside;
+          u32 a[4];
+          Decoded<P>(block, step / S::kIntervalSteps, tile).step(step, a);
+#pragma unroll
+          for (int t = 0; t < S::kTokenTiles; ++t) {
+            u32 b[2];
+            X::of(x[part % 2], t, inside, b);
+            P::Mma::multiply(totals.sums[tile][t], a, b);
+          }
+        }
+      }
+    }
+  }
+};
+
+/// Multiplies into sums over an interval, to which scales are applied in f32: step after step within
+/// a tile, so that only one tile has such sums at a time.
+template <class P>
+struct PromotingMultiplier {
+  using S = Sizes<P>;
+  using X = Operands<P, S::kSteps>;
+  using Sums = typename P::Mma::Sums;
+  static constexpr int kTokenTiles = S::kTokenTiles;
+  static constexpr bool kFloatZeros = P::kZero == Zero::kFloat;
+
+  Panel<P> const& panel;
+  Totals<P>& totals;
+  X operands;
+  TokenScales<P> tokens;
+  u32 never;  // 0, which compilers don't know
+
+  __device__ __forceinline__ PromotingMultiplier(GemmArguments const& args, TileRows const& rows,
+                                                 Panel<P> const& panel, Totals<P>& totals,
+                                                 WarpPlace<P> const& warp)
+      : panel(panel),
+        totals(totals),
+        operands(rows, warp.warp_m, warp.lane),
+        tokens(args, rows, warp.warp_m, warp.lane),
+        never(static_cast<u32>(args.n) >> 31) {}
+
+  __device__ __forceinline__ void operator()(Block<P>& block, int half, int of_stage, int unit,
+                                             u32 stage) const {
+    int const k = unit * kUnitK + half * kBlock;
+    if constexpr (!BlockScales<P>::kAhead) panel.load_rows(block.rows, k);
+    typename X::Registers x;
+    operands.load(x, of_stage, 0, stage);
+#pragma unroll
+    for (int at = 0; at < S::kIntervals; ++at) interval(block, at, k, x);
+  }
+
+ private:
+  __device__ __forceinline__ void interval(Block<P> const& block, int at, int k,
+                                           typename X::Registers const& x) const {
+    float factors[2 * kTokenTiles];
+#pragma unroll
+    for (int i = 0; i < 2 * kTokenTiles; ++i) factors[i] = tokens(i, k + at * S::kInterval);
+    Sums x_sums[kFloatZeros ? kTokenTiles : 1];
+    if constexpr (kFloatZeros) sum_x(at, x, x_sums);
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      Sums sums[kTokenTiles] = {};
+      Decoded<P> const weights(block, at, tile);
+#pragma unroll
+      for (int index = 0; index < S::kIntervalSteps; ++index) {
+        int const step = at * S::kIntervalSteps + index;
+        u32 a[4];
+        weights.step(step, a);
+        // A tile waits for the sums of the one before the last, so that no more than two tiles have
+        // sums of an interval at a time: the compiler would mix all, and run out of registers.
+        constexpr bool kMany = kTokenTiles > 1 || S::kIntervals > 1;
+        if (kMany && index == 0 && at * kTiles + tile >= 2)
+          a[0] |= bits_of(totals.sums[(tile + 2) % kTiles][0].c[0]) & never;
+        multiply_all(sums, a, x, step);
+      }
+      promote(block, at, tile, sums, x_sums, factors);
+    }
+  }
+
+  static __device__ __forceinline__ void multiply_all(Sums (&sums)[kTokenTiles], u32 const (&a)[4],
+                                                      typename X::Registers const& x, int step) {
+#pragma unroll
+    for (int t = 0; t < kTokenTiles; ++t) {
+      u32 b[2];
+      X::of(x, t, step, b);
+      P::Mma::multiply(sums[t], a, b);
+    }
+  }
+
+  /// Sums of x itself over the interval, for float zero points; the same in every row.
+  static __device__ __forceinline__ void sum_x(int at, typename X::Registers const& x,
+                                               Sums (&sums)[kTokenTiles]) {
+    constexpr u32 kOnes = ones<typename P::Target>();
+    u32 const a[4] = {kOnes, kOnes, kOnes, kOnes};
+#pragma unroll
+    for (int t = 0; t < kTokenTiles; ++t) sums[t] = {};
+#pragma unroll
+    for (int step = 0; step < S::kIntervalSteps; ++step)
+      multiply_all(sums, a, x, at * S::kIntervalSteps + step);
+  }
+
+  __device__ __forceinline__ void promote(Block<P> const& block, int at, int tile,
+                                          Sums const (&sums)[kTokenTiles], Sums const* x_sums,
+                                          float const (&factors)[2 * kTokenTiles]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      int const row = 2 * tile + i / 2;
+      float scale = 1.0f, zero = 0.0f;
+      if constexpr (P::kGroup != 0) scale = block.rows.scale(at, row);
+      if constexpr (kFloatZeros)
+        zero = scale_value<typename P::Scale>(block.rows.zero(at, row)) *
+               power_of_two_float(-S::Decoder::kExponent);
+#pragma unroll
+      for (int t = 0; t < kTokenTiles; ++t) {
+        float& total = totals.sums[tile][t].c[i];
+        float const sum = P::Mma::value(sums[t], i);
+        if constexpr (P::kActivationGroup != 0) {
+          float const factor = factors[2 * t + i % 2];
+          total = fmaf(sum, scale * factor, total);
+          if constexpr (kFloatZeros) total = fmaf(P::Mma::value(x_sums[t], i), zero * factor, total);
+        } else {
+          total = P::kGroup != 0 ? fmaf(sum, scale, total) : sum + total;
+          if constexpr (kFloatZeros) total = fmaf(P::Mma::value(x_sums[t], i), zero, total);
+        }
+      }
+    }
+  }
+};
+
+/// Sums the units [begin, end) of K that are its team's.
+///
+/// Two blocks of weights are in registers, one being multiplied while the other arrives. A block is
+/// requested once the one before it has arrived: more requests at once make memory answer the first
+/// of them later.
+template <class P>
+__device__ __forceinline__ void multiply_tile(GemmArguments const& args, TileRows const& rows,
+                                              int expert, Panel<P> const& panel, int begin,
+                                              int end, u32 shared, Totals<P>& totals) {
+  using S = Sizes<P>;
+  WarpPlace<P> const warp;
+  int const first = begin + warp.team;
+  int const units = first < end ? (end - first + P::kWarpsK - 1) / P::kWarpsK : 0;
+  if (units == 0) return;
+  using TeamRing = Ring<P, P::Copy::kAsync && !P::kHasOrder>;
+  u32 const base = shared + warp.team * (TeamRing::kStages * S::kStageBytes);
+  TeamRing ring(Source<P>(args, rows, expert, warp.thread), base, first, units);
+  using Multiplier = Chosen<S::kPromotes, PromotingMultiplier<P>, DirectMultiplier<P>>;
+  Multiplier const multiply(args, rows, panel, totals, warp);
+  constexpr int kLast = S::Planes::kWords - 1;
+  u32 const never = static_cast<u32>(args.n) >> 31;  // 0, which compilers don't know
+
+  Block<P> even, odd;
+  u8 const* from = panel.unit(first);
+  panel.load(even, 0, from, first, 0);
+  ring.prefetch();
+  int stage = 0;
+  auto const advance = [&] {
+    ring.advance([&] {
+      if constexpr (S::kTeamThreads == 32) {
+        __syncwarp();
+      } else {
+        named_barrier<S::kTeamThreads>(1 + warp.team);
+      }
+    });
+    u32 const x = base + stage * S::kStageBytes;
+    stage = stage + 1 == TeamRing::kStages ? 0 : stage + 1;
+    return x;
+  };
+  for (int i = 0, unit = first; i < units; ++i, unit += P::kWarpsK) {
+    u32 x = advance();
+    panel.share_rows(even, odd);
+    panel.load(odd, 1, from, unit, even.codes[kLast] & never);
+    multiply(even, 0, 0, unit, x);
+    if constexpr (P::kStageBlocks == 1) x = advance();
+    if (i + 1 < units) {
+      from = panel.unit(unit + P::kWarpsK);
+      panel.load(even, 0, from, unit + P::kWarpsK, odd.codes[kLast] & never);
+    }
+    multiply(odd, 1, P::kStageBlocks - 1, unit, x);
+  }
+}
+
+}  // namespace humming

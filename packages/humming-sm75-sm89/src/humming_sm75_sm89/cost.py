@@ -1,0 +1,138 @@
+"""How long a GEMM would take: instructions, MMAs and bytes, counted; for the order alone.
+
+The model is of one SM: warps take turns at its schedulers, and what is slowest counts. Constants
+marked *fitted* make it agree with what was measured on an H200 (benchmarks/README.md).
+"""
+
+from __future__ import annotations
+
+from humming.backend import Problem
+from humming.configs import ComputeConfig, GemmKind, LayerConfig
+from humming.profiles import DeviceProfile
+from humming.scheduling import Split, ceil_div
+from humming_sm75_sm89.kernel import generation, promotes, tile_count
+from humming_sm75_sm89.layout import MmaLayout
+from humming_sm75_sm89.tuning import MmaTuning
+
+__all__ = ["microseconds"]
+
+_SCHEDULERS = 4
+#: Cycles from one instruction of a warp to its next, alone on its scheduler (fitted).
+_LATENCY = 5.0
+#: Cycles of a scheduler per instruction where warps take turns (fitted).
+_ISSUE = 1.7
+#: Cycles of an m16n8k16 for a scheduler where nothing is known of the device, and how much of the
+#: rate of the newest instructions mma.sync has on devices that have others (fitted).
+_MMA_CYCLES, _LEGACY = 8.0, 0.62
+#: Instructions per register of decoded weights, scales folded in or not, and per unit.
+_DECODE, _FOLD, _PER_UNIT = 2.5, 1.0, 120
+#: Cycles of a tile beside its units, and what the sums of another CTA take (fitted).
+_PER_TILE, _PER_PART = 4000.0, 1500.0
+#: Bytes per cycle from L2 to an SM (fitted).
+_L2_BYTES = 40.0
+_LAUNCH_US = 3.3
+_CLOCK_MHZ, _DRAM_GBPS, _SMS = 1500.0, 500.0, 64
+
+
+def microseconds(  # budget: what a backend is asked about
+    profile: DeviceProfile,
+    layer: LayerConfig,
+    compute: ComputeConfig,
+    layout: MmaLayout,
+    problem: Problem,
+    tuning: MmaTuning,
+) -> float:
+    """Estimated time of a call on this device."""
+    sms = profile.limits.sm_count or _SMS
+    clock = (profile.rates.clock_mhz or _CLOCK_MHZ) / 1.1  # what it keeps under load
+    tiles = _expected_tiles(layer, compute, problem, tuning)
+    parts = tuning.partition.splits if tuning.partition.split is Split.SPLIT_K else 1
+    per_sm = min(tuning.ctas, max(ceil_div(tiles * parts, sms), 1))
+    waves = ceil_div(tiles * parts, sms * per_sm)
+    units = ceil_div(ceil_div(ceil_div(layer.k, 128), parts), tuning.warps_k)
+    cycles = units * _unit_cycles(profile, layer, layout, tuning, per_sm) + _PER_TILE
+    cycles += _PER_PART * (parts - 1)
+    compute_us = waves * cycles / clock
+    return _LAUNCH_US + max(compute_us, _memory_us(profile, layer, layout, problem, compute))
+
+
+def _unit_cycles(
+    profile: DeviceProfile,
+    layer: LayerConfig,
+    layout: MmaLayout,
+    tuning: MmaTuning,
+    per_sm: int,
+) -> float:
+    """Cycles in which all warps of an SM multiply a unit of K each."""
+    token_tiles = tuning.tokens // 8
+    registers = 2 * 16 * layout.steps
+    mmas = 2 * 4 * layout.steps * token_tiles
+    decode = registers * (_DECODE + _FOLD * tuning.folds)
+    scaling = 2 * 16 * token_tiles * _intervals(layer, layout) * promotes(layer, layout, tuning)
+    instructions = mmas + decode + scaling + 4 * layout.steps * token_tiles / 2 + _PER_UNIT
+    warps = per_sm * tuning.threads / 32 / _SCHEDULERS
+    mma = mmas * _mma_cycles(profile, layer)
+    bytes_in = (
+        per_sm
+        * tuning.warps_k
+        * (
+            tuning.tile_m * 16 * layer.activation.format.bits
+            + tuning.tile_n * 16 * layer.weight.code.bits
+        )
+    )
+    return max(
+        instructions * _LATENCY, warps * instructions * _ISSUE, warps * mma, bytes_in / _L2_BYTES
+    )
+
+
+def _intervals(layer: LayerConfig, layout: MmaLayout) -> int:
+    """How often scales are applied in a block."""
+    smallest = min(layout.group or 64, layer.activation.group_size or 64, 64)
+    return 64 // smallest
+
+
+def _mma_cycles(profile: DeviceProfile, layer: LayerConfig) -> float:
+    """Of one MMA, for a scheduler: 16 x 8 x (256 / bits) products."""
+    rate = profile.rates.tensor_tflops.get(layer.activation.format.name)
+    sms, clock = profile.limits.sm_count, profile.rates.clock_mhz
+    if not rate or not sms or not clock:
+        return _MMA_CYCLES
+    operations = 2 * 16 * 8 * 256 / layer.activation.format.bits
+    per_cycle = rate * 1e12 / (sms * _SCHEDULERS * clock * 1e6)
+    modern = any(name != "mma" for name in profile.mma) and generation(profile) >= 89
+    return operations / per_cycle / (_LEGACY if modern else 1.0)
+
+
+def _expected_tiles(
+    layer: LayerConfig, compute: ComputeConfig, problem: Problem, tuning: MmaTuning
+) -> int:
+    """Tiles of a call, rows spread evenly over experts."""
+    if compute.gemm is GemmKind.DENSE:
+        return tile_count(compute.gemm, layer, problem, tuning)
+    touched = _touched(layer, compute, problem)
+    rows = problem.m if compute.gemm is GemmKind.GROUPED_MASKED else ceil_div(problem.m, touched)
+    return touched * ceil_div(rows, tuning.tile_m) * ceil_div(layer.n, tuning.tile_n)
+
+
+def _touched(layer: LayerConfig, compute: ComputeConfig, problem: Problem) -> int:
+    """Experts that have rows."""
+    if compute.gemm is GemmKind.DENSE:
+        return 1
+    if compute.gemm is GemmKind.GROUPED_MASKED:
+        return max(layer.experts, 1)
+    return max(min(layer.experts, problem.m), 1)
+
+
+def _memory_us(
+    profile: DeviceProfile,
+    layer: LayerConfig,
+    layout: MmaLayout,
+    problem: Problem,
+    compute: ComputeConfig,
+) -> float:
+    """Weights and activations from memory once, results back once."""
+    weights = _touched(layer, compute, problem) * layer.n * layer.k
+    bits = layer.weight.bits_per_weight(layer.n, layer.k)
+    rows = problem.m * (layer.k * layer.activation.format.bits + layer.n * layer.output.bits)
+    gbps = profile.rates.dram_gbps or _DRAM_GBPS
+    return (weights * bits + rows) / 8 / (0.85 * gbps * 1e3)

@@ -1,0 +1,226 @@
+"""The GEMM kernel of a layer as data: the template's variables, arguments and launch shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from humming.backend import Arg, KernelSpec, LaunchShape, Problem
+from humming.configs import ComputeConfig, GemmKind, LayerConfig
+from humming.errors import ConfigError
+from humming.formats.number import NumberFormat
+from humming.formats.scheme import Zero
+from humming.profiles import DeviceProfile
+from humming.scheduling import Axis, Partition, Schedule, Split, ceil_div, max_row_tiles
+from humming_sm75_sm89.layout import MmaLayout
+from humming_sm75_sm89.tuning import COUNTER_BYTES, MmaTuning
+
+__all__ = ["ARGS", "GemmContext", "can_fold", "gemm_spec", "generation", "promotes", "tile_count"]
+
+#: Parameters of the kernel in their order.
+ARGS = tuple(
+    Arg(name, kind)
+    for name, kind in (
+        ("x", "ptr"), ("x_stride", "i64"), ("x_scales", "ptr"), ("x_groups", "ptr"),
+        ("order", "ptr"), ("weight", "ptr"), ("scales", "ptr"), ("zeros", "ptr"),
+        ("channel", "ptr"), ("bias", "ptr"), ("out", "ptr"), ("workspace", "ptr"),
+        ("m", "i32"), ("n", "i32"), ("k", "i32"), ("experts", "i32"), ("top_k", "i32"),
+        ("groups", "ptr"), ("slots", "ptr"), ("row_tiles", "ptr"),
+    )
+)  # fmt: skip
+
+#: K per scale where all of K shares one, so that one kernel serves every K.
+_ALL = 1 << 30
+#: SMs of a device whose profile does not say.
+_SOME_SMS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmContext:
+    """Variables of ``gemm.cu.j2``."""
+
+    name: str
+    weight: NumberFormat
+    target: NumberFormat
+    activation: NumberFormat
+    scale: NumberFormat
+    output: NumberFormat
+    accumulator: str
+    generation: int
+    kind: GemmKind
+    zero: Zero
+    group: int
+    zero_group: int
+    activation_group: int
+    has_order: bool
+    has_channel: bool
+    has_bias: bool
+    has_row_scales: bool
+    tuning: MmaTuning
+    partition: Partition
+    raster_axis: Axis
+    counter_bytes: int
+    shared_bytes: int
+
+
+def generation(profile: DeviceProfile) -> int:
+    """The newest of the instruction sets 75, 80 and 89 that the device has."""
+    capability = profile.capability or (0, 0)
+    return 89 if capability >= (8, 9) else 80 if capability >= (8, 0) else 75
+
+
+def accumulator(layer: LayerConfig, compute: ComputeConfig) -> str:
+    """Type of the running sums in C++."""
+    if layer.activation.format.is_integer:
+        return "humming::i32"
+    half = compute.accumulate is not None and compute.accumulate.name == "f16"
+    return "humming::sm75_sm89::Half" if half else "float"
+
+
+def promotes(layer: LayerConfig, layout: MmaLayout, tuning: MmaTuning) -> bool:
+    """Whether sums are brought to f32 block by block; as ``Sizes::kPromotes``, f16 sums apart."""
+    short = layout.target.name in ("e4m3fn", "e5m2")
+    scaled = layout.has_scales and not tuning.folds
+    return short or scaled or bool(layer.activation.group_size)
+
+
+def gemm_spec(
+    profile: DeviceProfile,
+    layer: LayerConfig,
+    compute: ComputeConfig,
+    layout: MmaLayout,
+    tuning: MmaTuning,
+) -> KernelSpec:
+    """The kernel for any sizes of such a layer.
+
+    Raises:
+        ConfigError: the tuning needs more shared memory than the device has, or folds scales where
+            only sums of a group can take them.
+    """
+    activation = layer.activation
+    _check(profile, layer, layout, tuning)
+    whole = layout.grid.k128
+    context = GemmContext(
+        name=_name(layer, compute),
+        weight=layer.weight.code,
+        target=layout.target,
+        activation=activation.format,
+        scale=layout.scale,
+        output=layer.output,
+        accumulator=accumulator(layer, compute),
+        generation=generation(profile),
+        kind=compute.gemm,
+        zero=layer.weight.zero,
+        group=_ALL if layout.group >= whole else layout.group,
+        zero_group=_ALL if layout.zero_group >= whole else layout.zero_group,
+        activation_group=activation.group_size or 0,
+        has_order=layout.has_order,
+        has_channel=layout.has_channel,
+        has_bias=layout.has_bias,
+        has_row_scales=_has_row_scales(layer),
+        tuning=tuning,
+        partition=tuning.partition,
+        raster_axis=Axis.COLUMNS,
+        counter_bytes=COUNTER_BYTES,
+        shared_bytes=tuning.shared_bytes(activation.format.bits, layer.output.bits),
+    )
+    return KernelSpec(
+        name=context.name,
+        template="humming_sm75_sm89/gemm.cu.j2",
+        context=context,
+        arch=profile.target.arch,
+        args=ARGS,
+        launch=_launch(profile, compute, tuning, context.shared_bytes),
+        row_tile=tuning.tile_m,
+        workspace=_workspace(profile, compute, tuning),
+    )
+
+
+def _check(
+    profile: DeviceProfile, layer: LayerConfig, layout: MmaLayout, tuning: MmaTuning
+) -> None:
+    needed = tuning.shared_bytes(layer.activation.format.bits, layer.output.bits)
+    most = profile.limits.smem_block_bytes
+    if most is not None and needed > most:
+        allowed = f"at most {most} bytes of shared memory, which is what {profile.title} has"
+        raise ConfigError("tuning", f"{tuning}, which needs {needed}", allowed)
+    if tuning.folds and not can_fold(layer, layout):
+        raise ConfigError("folds", True, f"False for {layer}: its scales don't fit into operands")
+
+
+def can_fold(layer: LayerConfig, layout: MmaLayout) -> bool:
+    """Whether scales may be multiplied into operands: bf16 has the exponents for it."""
+    return (
+        layout.target.name == "bf16"
+        and layout.group > 0
+        and layout.scale.name in ("bf16", "e8m0", "e4m3fn")
+        and not layer.activation.group_size
+        and layer.weight.zero is not Zero.FLOAT
+    )
+
+
+def _has_row_scales(layer: LayerConfig) -> bool:
+    """Whether activations have a factor per row: of the token, the tensor, or a second level."""
+    activation = layer.activation
+    return activation.is_quantized
+
+
+def _name(layer: LayerConfig, compute: ComputeConfig) -> str:
+    scheme = str(layer.weight).replace("+", "_")
+    numbers = f"{layer.activation}_{scheme}_{layer.output}"
+    return f"sm75_sm89.gemm.{compute.gemm.value}.{numbers}"
+
+
+def tile_count(kind: GemmKind, layer: LayerConfig, problem: Problem, tuning: MmaTuning) -> int:
+    """The most tiles that a call can have."""
+    rows = max_row_tiles(kind, problem.m, tuning.tile_m, max(layer.experts, 1))
+    return rows * ceil_div(layer.n, tuning.tile_n)
+
+
+def _ctas(profile: DeviceProfile, kind: GemmKind, tiles: int, tuning: MmaTuning) -> int:
+    """CTAs of a launch: one per item of a dense problem, else as many as the device holds."""
+    resident = (profile.limits.sm_count or _SOME_SMS) * tuning.ctas
+    if tuning.partition.split is Split.STREAM_K:
+        return resident
+    items = tiles * tuning.partition.splits
+    return items if kind is GemmKind.DENSE else min(items, resident)
+
+
+def _launch(
+    profile: DeviceProfile, compute: ComputeConfig, tuning: MmaTuning, shared_bytes: int
+) -> Callable[[Problem, LayerConfig], LaunchShape]:
+    grouped = compute.gemm in (GemmKind.GROUPED_CONTIGUOUS, GemmKind.GROUPED_MASKED)
+
+    @lru_cache(maxsize=4096)
+    def shape(problem: Problem, layer: LayerConfig) -> LaunchShape:
+        tiles = tile_count(compute.gemm, layer, problem, tuning)
+        table = 4 * (layer.experts + 1) if grouped else 0
+        return LaunchShape(
+            grid=(_ctas(profile, compute.gemm, tiles, tuning), 1, 1),
+            block=(tuning.threads, 1, 1),
+            shared_bytes=shared_bytes + table,
+        )
+
+    return shape
+
+
+def _workspace(
+    profile: DeviceProfile, compute: ComputeConfig, tuning: MmaTuning
+) -> Callable[[Problem, LayerConfig], int]:
+    def nbytes(problem: Problem, layer: LayerConfig) -> int:
+        tiles = tile_count(compute.gemm, layer, problem, tuning)
+        schedule = Schedule(
+            tiles=tiles,
+            # Stored columns may be more than the inputs; more parts than splits there are not.
+            steps=max(ceil_div(layer.k, 128), tuning.splits),
+            ctas=_ctas(profile, compute.gemm, tiles, tuning),
+            partition=tuning.partition,
+        )
+        counters, slots, *_ = schedule.workspace(1, 1)
+        if counters * 4 > COUNTER_BYTES:
+            allowed = f"no parts of K with more than {COUNTER_BYTES // 4} tiles"
+            raise ConfigError("tuning", f"{tuning}, with {tiles} tiles", allowed)
+        return COUNTER_BYTES + slots * tuning.partial_bytes if slots else 0
+
+    return nbytes

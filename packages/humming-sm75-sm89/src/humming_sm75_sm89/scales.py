@@ -1,0 +1,70 @@
+"""The packed tensors beside the codes: scales, zero points, and what the epilogue applies."""
+
+from __future__ import annotations
+
+import torch
+
+from humming.formats.tensors import decode, storage_dtype
+from humming.weight import CanonicalWeight
+from humming_sm75_sm89.layout import PANEL, MmaLayout
+from humming_sm75_sm89.order import Arrangement, scale_rows
+
+__all__ = ["pack_channel", "pack_rows", "pack_scales", "pack_zeros"]
+
+
+def pack_scales(
+    weight: CanonicalWeight, layout: MmaLayout, arrangement: Arrangement
+) -> torch.Tensor:
+    """The scales of groups of columns, [E, G, NP, 64] in panel order."""
+    scales = weight.scales
+    if weight.scheme.scale != layout.scale:
+        scales = decode(scales, weight.scheme.scale, storage_dtype(layout.scale))
+    return _panels(scales, weight, layout.group, arrangement)
+
+
+def pack_zeros(
+    weight: CanonicalWeight, layout: MmaLayout, arrangement: Arrangement
+) -> torch.Tensor:
+    """The zero points, [E, Gz, NP, 64] in panel order."""
+    assert weight.zeros is not None, "a layout has zeros if the scheme has"
+    return _panels(weight.zeros, weight, layout.zero_group, arrangement)
+
+
+def pack_channel(weight: CanonicalWeight, layout: MmaLayout) -> torch.Tensor:
+    """The product of all scales that a whole row has, float32 [E, n64]."""
+    factor: torch.Tensor | None = None
+    if not layout.has_scales:
+        factor = decode(_per_row(weight.scales, weight), weight.scheme.scale)
+    if weight.second is not None:
+        factor = weight.second if factor is None else factor * weight.second
+    assert factor is not None, "a layout has a channel factor if one of these is there"
+    return pack_rows(factor.expand(*weight.shape[:-1], 1).squeeze(-1), layout)
+
+
+def pack_rows(values: torch.Tensor, layout: MmaLayout) -> torch.Tensor:
+    """One number per row, [N] or [E, N], as float32 [E, n64]."""
+    out = values.new_zeros((layout.lead, layout.grid.n64), dtype=torch.float32)
+    out[:, : layout.n] = values
+    return out
+
+
+def _per_row(blocks: torch.Tensor, weight: CanonicalWeight) -> torch.Tensor:
+    """[.., R, C] to [.., N, C]."""
+    rows = scale_rows(weight)
+    return blocks if rows is None else blocks.index_select(-2, rows)
+
+
+def _panels(
+    blocks: torch.Tensor, weight: CanonicalWeight, group: int, arrangement: Arrangement
+) -> torch.Tensor:
+    """[.., R, C] to [E, G, NP, 64] in panel order, zero where there is nothing."""
+    grid, picked = arrangement.grid, arrangement.groups
+    blocks = blocks.reshape(-1, *blocks.shape[-2:])
+    if picked is not None:
+        index = picked.clamp(min=0).unsqueeze(1).expand(-1, blocks.shape[1], -1)
+        blocks = blocks.gather(2, index).masked_fill(picked.unsqueeze(1) < 0, 0)
+    rows = _per_row(blocks, weight).transpose(1, 2)
+    out = blocks.new_zeros((blocks.shape[0], -(-grid.k128 // group), grid.n64))
+    out[:, : rows.shape[1], : grid.n] = rows
+    lanes = out.view(*out.shape[:2], grid.panels, 8, PANEL // 8).transpose(-1, -2)
+    return lanes.reshape(*out.shape[:2], grid.panels, PANEL)

@@ -1,0 +1,197 @@
+"""The mma.sync kernels in the simulator: every component of them, on each generation, in any order.
+
+Sizes are small, and none is a multiple of a tile. What the simulator calls a fault (a race, memory
+that nobody wrote, an access outside of a buffer) fails a test as a wrong number does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from gemm_data import call_of, weight_of
+from gemm_matrix import Case
+from gemm_oracle import limit
+from gemm_runs import check_calls, layer_of
+
+from humming.backend import LaunchShape
+from humming.configs import GemmKind
+from humming.formats.scheme import Zero
+from humming.formats.table import SCALE_FORMATS
+from humming_sim.plugin import SimulatorRuntime
+from humming_sm75_sm89.tuning import MmaTuning
+
+pytestmark = pytest.mark.compile
+
+T4, A100, L40S = "nvidia-t4", "nvidia-a100", "nvidia-l40s"
+GENERATIONS = (T4, A100, L40S)
+KINDS = tuple(GemmKind)
+ROWS = (1, 40)
+SHAPES = ((72, 200), (136, 328), (100, 392), (77, 261))
+#: Of the run in random order.
+SEEDED_ROWS = 13
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A case, and the tuning to use; None is what the backend chooses."""
+
+    case: Case
+    tuning: MmaTuning | None = None
+
+    def __str__(self) -> str:
+        tuning = f"-{self.tuning}".replace(" ", "_").replace(",", "") if self.tuning else ""
+        return f"{self.case}{tuning}"
+
+
+#: What each weight format takes to decode, apply scales and zero points.
+WEIGHTS = (
+    "u4-g128-f16", "u4+z-g64-f16", "u4+zf-g32-f16", "s8-channel-f32", "u3-g32-e8m0",
+    "u1-channel-f16", "u7+z-g128-f32", "e2m1-g32-e8m0", "e3m2-g32-e8m0", "e2m3-g64-bf16",
+    "e4m3fn-b128x128-f32",
+    "e5m2-tensor-f32", "e0m3-channel-bf16", "e2m1-g16-e4m3fn-tensor", "u6-g16-f32", "u2+zf-g16-f32",
+    "s2-tensor-f32", "u8+z-g32-f16", "u5-g64-e5m2", "s6-g128-e5m3", "e4m3fnuz-channel-f32",
+    "u8-channel-bf16", "u4-g64-f16-channel", "s4+zf-channel-f32", "e3m4-g32-f32", "u4-b32x64-f32",
+)  # fmt: skip
+
+#: (weight, activations, the first generation that has them)
+PRODUCTS = (
+    ("s8-channel-f32", "s8-token-f32", T4),
+    ("u4-g128-bf16", "s8-token-f32", T4),
+    ("u4-g128-bf16", "s8-g128-f32", A100),
+    ("u4+z-g64-f16", "s8-g32-f32", A100),
+    ("u7+z-channel-f32", "s8-tensor-f32", T4),
+    ("e2m1-g32-e8m0", "s8-token-f32", T4),
+    ("s3-tensor-f32", "s8-g64-bf16", A100),
+    ("u4-b128x128-f32", "s8-g256-f32", A100),
+    ("s4-channel-f32", "s4-token-f32", T4),
+    ("u4-g128-f16", "s4-token-f32", A100),
+    ("u3+z-g64-f16", "s4-g128-f32", A100),
+    ("e4m3fn-b128x128-f32", "e4m3fn-g128-f32", L40S),
+    ("e4m3fn-channel-f32", "e4m3fn-token-f32", L40S),
+    ("u4-g128-bf16", "e4m3fn-token-f32", L40S),
+    ("u4+z-g64-bf16", "e4m3fn-g64-f32", L40S),
+    ("e2m1-g32-e8m0", "e4m3fn-g32-e8m0", L40S),
+    ("e3m2-g64-bf16", "e4m3fn-token-f32", L40S),
+    ("e5m2-channel-f32", "e5m2-token-f32", L40S),
+    ("e4m3fn-g128-f32", "e5m2-g128-f32", L40S),
+    ("u4-g32-e8m0", "e5m2-tensor-f32", L40S),
+)
+
+#: Shapes of warps, teams and rings, beside those that the backend chooses for such sizes.
+TUNINGS = (
+    MmaTuning(warps_k=1, stages=2),
+    MmaTuning(warps_n=2, warps_m=1, warps_k=1, tokens=8, stages=2),
+    MmaTuning(warps_n=1, warps_m=2, warps_k=2, tokens=16, stages=2),
+    MmaTuning(warps_n=2, warps_m=2, warps_k=1, tokens=32, stages=2),
+    MmaTuning(warps_n=1, warps_m=1, warps_k=1, tokens=64, stages=2),
+    MmaTuning(warps_k=2, splits=2, stages=2),
+    MmaTuning(warps_n=2, warps_k=1, tokens=16, min_run=1, stages=2),
+)
+
+#: Fields of a Case that are tried on each generation.
+OPTIONS: Sequence[Mapping[str, Any]] = (
+    {"act_order": True},
+    {"act_order": True, "cut": "k1of3", "k": 384, "bias": True},
+    {"act_order": True, "activation": "s8-token-f32"},
+    {"cut": "k1of3", "k": 576, "weight": "u4+z-g128-f16"},
+    {"cut": "n1of4", "n": 320, "weight": "u4-b128x128-f16", "bias": True},
+    {"accumulate": "f16"},
+    {"accumulate": "f16", "weight": "s8-channel-f16"},
+    {"smooth": True, "activation": "s8-token-f32"},
+    {"activation": "s8-tensor-f32-static"},
+)
+
+
+def _turn(choices: Sequence[Any], place: int) -> Any:
+    return choices[place % len(choices)]
+
+
+def _case(source: str, weight: str, place: int, **fields: Any) -> Case:
+    n, k = _turn(SHAPES, place)
+    dtype = "f16" if source == T4 or place % 3 == 0 else "bf16"
+    values = {"n": n, "k": k, "dtype": dtype, "bias": place % 2 == 1, **fields}
+    return Case(source=source, weight=weight, **values)
+
+
+def _trials() -> Iterator[Trial]:
+    for place, weight in enumerate(WEIGHTS):
+        yield Trial(_case(_turn(GENERATIONS, place), weight, place))
+        yield Trial(_case(_turn(GENERATIONS, place + 1), weight, place, kind=_turn(KINDS, place)))
+    for place, (weight, activation, source) in enumerate(PRODUCTS):
+        fields = {"activation": activation}
+        yield Trial(_case(source, weight, place, **fields))
+        newer = _turn(GENERATIONS[GENERATIONS.index(source) :], place)
+        yield Trial(_case(newer, weight, place + 1, kind=_turn(KINDS, place + 1), **fields))
+    for place, source in enumerate(GENERATIONS):
+        for kind in KINDS:
+            yield Trial(_case(source, "u4-g128-f16", place, kind=kind))
+            yield Trial(_case(source, "u4-g64-f16", place, kind=kind, activation="s8-token-f32"))
+        for tuning in TUNINGS:
+            yield Trial(_case(source, "u4-g128-f16", place + 1), tuning)
+            yield Trial(_case(source, "s8-channel-f32", place, activation="s8-g64-f32"), tuning)
+        for tuning in TUNINGS[1:5]:
+            folded = replace(tuning, folds=True)
+            yield Trial(_case(source, "u4+z-g64-bf16", place, dtype="bf16"), folded)
+            yield Trial(_case(source, "e2m1-g32-e8m0", place, dtype="bf16"), folded)
+        for kind, tuning in zip(KINDS[1:], TUNINGS[-3:], strict=True):
+            yield Trial(_case(source, "u4-g32-f16", place, kind=kind), tuning)
+        for number, fields in enumerate(OPTIONS):
+            yield Trial(_case(source, **{"weight": "u4-g64-f16", "place": number, **fields}))
+
+
+def _valid() -> list[Trial]:
+    return [trial for trial in dict.fromkeys(_trials()) if trial.case.why_not() is None]
+
+
+TRIALS = _valid()
+
+
+@pytest.fixture
+def seeded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list; while it holds a seed, warps run and copies complete in the order that it gives."""
+    seeds: list[int] = []
+    original = SimulatorRuntime.launch
+
+    def launch(
+        self: SimulatorRuntime,
+        kernel: object,
+        shape: LaunchShape,
+        args: Sequence[object],
+        options: Mapping[str, int],
+    ) -> None:
+        order = {"seed": seeds[-1]} if seeds else {}
+        original(self, kernel, shape, args, {**options, **order})
+
+    monkeypatch.setattr(SimulatorRuntime, "launch", launch)
+    return seeds
+
+
+@pytest.mark.parametrize("trial", TRIALS, ids=str)
+def test_every_component_equals_float64(trial: Trial, seeded: list[int]) -> None:
+    case = trial.case
+    weight = weight_of(case, "cpu")
+    layer = layer_of(case, weight, f"sim:{case.source}", trial.tuning)
+    most = limit(case.dtype, case.accumulate)
+    for m in (*ROWS, SEEDED_ROWS):
+        if m == SEEDED_ROWS:
+            seeded.append(case.seed % 1000)
+        call = call_of(case, weight, m, "cpu")
+        check_calls(layer, weight, case.activations, {f"M={m}": (call.x, call.routing)}, most)
+
+
+def test_the_table_has_every_component() -> None:
+    """What the trials are for; a row that validity refuses must not take a component away."""
+    cases = [trial.case for trial in TRIALS]
+    of_generation = {source: [c for c in cases if c.source == source] for source in GENERATIONS}
+    for source, own in of_generation.items():
+        listed = set(own[0].profile.activations)
+        assert {c.activations.format.name for c in own} == listed, source
+        assert {c.kind for c in own} == set(GemmKind)
+        assert any(c.act_order for c in own)
+        assert any(c.accumulate for c in own)
+    assert {c.scheme.zero for c in cases} == set(Zero)
+    assert {c.scheme.scale.name for c in cases} == set(SCALE_FORMATS)
+    assert {c.scheme.code.bits for c in cases} == set(range(1, 9))
