@@ -1,0 +1,220 @@
+"""Layers of experts for tests, and what they should give: in float64, one token and choice by one.
+
+Activation functions are written here a second time, in float64; nothing of humming.gating or
+humming.moe takes part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+from gemm_data import random_weight
+from gemm_oracle import operand
+
+from humming.formats.activation import ActivationScheme
+from humming.formats.tensors import TORCH_FLOATS
+from humming.weight import CanonicalWeight
+
+Formula = Callable[..., torch.Tensor]
+
+
+def _silu(x: torch.Tensor) -> torch.Tensor:
+    return x / (1 + (-x).exp())
+
+
+def _normal(x: torch.Tensor) -> torch.Tensor:
+    """The normal distribution, with all its digits far below 0."""
+    return torch.special.erfc(-x / math.sqrt(2)) / 2
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+    return x / (1 + (-2 * inner).exp())
+
+
+def _swiglu_oai(g: torch.Tensor, u: torch.Tensor, alpha: float, limit: float) -> torch.Tensor:
+    g = torch.minimum(g, torch.full_like(g, limit))
+    u = torch.maximum(torch.minimum(u, torch.full_like(u, limit)), torch.full_like(u, -limit))
+    return g / (1 + (-alpha * g).exp()) * (u + 1)
+
+
+def _swiglu_clamped(g: torch.Tensor, u: torch.Tensor, limit: float) -> torch.Tensor:
+    g = torch.minimum(g, torch.full_like(g, limit))
+    u = torch.maximum(torch.minimum(u, torch.full_like(u, limit)), torch.full_like(u, -limit))
+    return _silu(g) * u
+
+
+def _relu(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x < 0, torch.zeros_like(x), x)
+
+
+#: Name to formula; those of two tensors have a gate.
+FORMULAS: dict[str, Formula] = {
+    "silu": _silu,
+    "gelu": lambda x: x * _normal(x),
+    "gelu_tanh": _gelu_tanh,
+    "relu": _relu,
+    "relu2": lambda x: _relu(x) ** 2,
+    "swiglu": lambda g, u: _silu(g) * u,
+    "geglu": lambda g, u: g * _normal(g) * u,
+    "geglu_tanh": lambda g, u: _gelu_tanh(g) * u,
+    "reglu": lambda g, u: _relu(g) * u,
+    "swiglu_oai": _swiglu_oai,
+    "swiglu_clamped": _swiglu_clamped,
+}
+WITHOUT_GATE = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+
+
+@dataclass(frozen=True)
+class Function:
+    """An activation function as the oracle knows it."""
+
+    name: str = "swiglu"
+    interleaved: bool = False
+    parameters: dict[str, float] = field(default_factory=dict)
+    formula: Formula | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Of float64 [.., inputs]."""
+        formula = self.formula or FORMULAS[self.name]
+        if self.name in WITHOUT_GATE:
+            return formula(x)
+        half = x.shape[-1] // 2
+        parts = (x[..., 0::2], x[..., 1::2]) if self.interleaved else (x[..., :half], x[..., half:])
+        return formula(*parts, **self.parameters)
+
+    @property
+    def inputs(self) -> int:
+        return 1 if self.name in WITHOUT_GATE else 2
+
+
+GPT_OSS = Function("swiglu_oai", True, {"alpha": 1.702, "limit": 7.0})
+
+
+# -- the oracle --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """A layer in float64, but that rows between the products have the hidden states' dtype.
+
+    Attributes:
+        gate_up, down: weights; [E, ..].
+        function: between them.
+        weigh_input: weights multiply the input.
+        shared: weights of shared experts.
+        activation: what inputs of products are quantized to.
+        rounds: whether rows between the products are rounded.
+    """
+
+    gate_up: CanonicalWeight
+    down: CanonicalWeight
+    function: Function = Function()
+    weigh_input: bool = False
+    shared: tuple[CanonicalWeight, CanonicalWeight] | None = None
+    activation: str = ""
+    rounds: bool = True
+
+    def __call__(
+        self, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
+    ) -> torch.Tensor:
+        """[M, H]; `ids` count weights here, all others are skipped."""
+        result = torch.zeros(len(hidden), self.down.n, dtype=torch.float64, device=hidden.device)
+        parts = [cache(weight.expert) for weight in (self.gate_up, self.down)]
+        matrix = cache(lambda part, expert: parts[part](expert).dequantize(torch.float64))
+        for token, choices in enumerate(ids.tolist()):
+            for choice, expert in enumerate(choices):
+                if not 0 <= expert < self.gate_up.experts:
+                    continue
+                factor = float(weights[token, choice])
+                x = hidden[token, None]
+                if self.weigh_input:
+                    x, factor = (x.double() * factor).to(hidden.dtype), 1.0
+                row = self._pair(
+                    x,
+                    (parts[0](expert), matrix(0, expert)),
+                    (parts[1](expert), matrix(1, expert)),
+                )
+                result[token] += factor * row[0]
+        if self.shared is not None:
+            up, down = ((weight, weight.dequantize(torch.float64)) for weight in self.shared)
+            result += self._pair(hidden, up, down)
+        return result
+
+    def _pair(
+        self,
+        x: torch.Tensor,
+        up: tuple[CanonicalWeight, torch.Tensor],
+        down: tuple[CanonicalWeight, torch.Tensor],
+    ) -> torch.Tensor:
+        dtype = x.dtype
+        middle = self.function(self._rounded(self._product(x, *up), dtype))
+        return self._product(self._rounded(middle, dtype), *down)
+
+    def _product(
+        self, x: torch.Tensor, weight: CanonicalWeight, matrix: torch.Tensor
+    ) -> torch.Tensor:
+        if self.activation:
+            x = operand(x.to(torch.float32), weight, ActivationScheme.parse(self.activation))
+        elif weight.pre_quant_scale is not None:
+            raise NotImplementedError("weights with a pre_quant_scale")
+        sums = x.double() @ matrix.T
+        return sums if weight.bias is None else sums + weight.bias.double()
+
+    def _rounded(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        return x.to(dtype).double() if self.rounds else x
+
+
+# -- data --------------------------------------------------------------------------------------
+
+
+def weights_of(  # budget: sizes of a layer
+    scheme: str,
+    experts: int,
+    hidden: int,
+    width: int,
+    function: Function = Function(),
+    *,
+    bias: float = 0.0,
+    seed: int = 0,
+    device: str = "cpu",
+) -> tuple[CanonicalWeight, CanonicalWeight]:
+    """Both weights of experts, with biases of `bias` times the number of the row (and expert)."""
+    generator = torch.Generator(device).manual_seed(seed)
+    pair = []
+    for n, k in ((function.inputs * width, hidden), (hidden, width)):
+        weight = random_weight(scheme, n, k, generator, experts=experts, device=device)
+        if bias:
+            rows = bias * torch.arange(n, device=device).expand(*weight.shape[:-1])
+            if experts:
+                rows = rows + bias * torch.arange(experts, device=device)[:, None]
+            weight = weight.replace(bias=rows.to(torch.bfloat16))
+        pair.append(weight)
+    return pair[0], pair[1]
+
+
+def hidden_of(m: int, k: int, dtype: torch.dtype, seed: int = 1, device: str = "cpu"):
+    """Hidden states with channels that are 50 times as large, in every other row."""
+    generator = torch.Generator(device).manual_seed(seed)
+    x = torch.randn(m, k, generator=generator, device=device)
+    x[::2, 7::100] *= 50
+    return x.to(dtype)
+
+
+def router(
+    m: int, top_k: int, experts: int, seed: int = 2, device: str = "cpu"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Different experts for each token, and weights that add up to 1, int64 and float32."""
+    generator = torch.Generator(device).manual_seed(seed)
+    logits = torch.randn(m, experts, generator=generator, device=device)
+    values, ids = logits.topk(top_k, dim=-1)
+    return ids, values.softmax(dim=-1)
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """bf16, f16 or f32."""
+    return TORCH_FLOATS[name]

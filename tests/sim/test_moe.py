@@ -1,0 +1,154 @@
+"""QuantMoE through kernels, from routing to the weighted sum, on a simulated A100."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gemm_oracle import check, limit, poisoned
+from moe_cases import GPT_OSS, Function, Oracle, dtype_of, hidden_of, router, weights_of
+
+import humming.gating
+from humming import Gating, GatingFunction, QuantMoE, register_gating
+
+pytestmark = pytest.mark.compile
+
+A100 = "sim:nvidia-a100"
+QUANTIZED = 1.5e-2
+
+
+def moe(oracle: Oracle, **options: object) -> QuantMoE:
+    function = oracle.function
+    gating = Gating.of(function.name, interleaved=function.interleaved, **function.parameters)
+    return QuantMoE(
+        oracle.gate_up,
+        oracle.down,
+        gating=gating,
+        weigh_input=oracle.weigh_input,
+        shared=oracle.shared,
+        activation=oracle.activation or None,
+        device=options.pop("device", A100),
+        **options,
+    )
+
+
+def compare(
+    oracle: Oracle, dtype: str = "bf16", m: int = 5, top_k: int = 2, device: str = A100
+) -> None:
+    """Kernels against the oracle, some ids being nobody's, in poisoned memory."""
+    experts = oracle.gate_up.experts
+    x = hidden_of(m, oracle.gate_up.k, dtype_of(dtype))
+    ids, weights = router(m, top_k, experts)
+    ids[1::4, 0], ids[2::4], weights[2::4] = -1, experts, torch.nan
+    layer = moe(oracle, device=device)
+    for part in layer.prepare(x.dtype):
+        assert part.kernels is not None, "the kernels are what this is about"
+    with poisoned():
+        found = layer(x, ids if m % 2 else ids.int(), weights)
+    check(found, oracle(x, ids, weights), QUANTIZED if oracle.activation else limit(dtype))
+
+
+def test_gpt_oss() -> None:
+    pair = weights_of("mxfp4", 4, 96, 96, GPT_OSS, bias=0.01)
+    compare(Oracle(*pair, function=GPT_OSS), m=9)
+
+
+def test_deepseek_with_shared_experts() -> None:
+    function = Function("swiglu_clamped", False, {"limit": 10.0})
+    pair = weights_of("fp8-block", 6, 128, 64, function)
+    shared = weights_of("fp8-block", 0, 128, 40, function, seed=4)
+    compare(Oracle(*pair, function=function, shared=shared), "f16", m=4, top_k=4)
+
+
+@pytest.mark.parametrize("device", ["sim:nvidia-t4", "sim:nvidia-rtx-4090"])
+def test_other_devices(device: str) -> None:
+    pair = weights_of("mxfp4", 2, 64, 32, GPT_OSS, bias=0.01)
+    compare(Oracle(*pair, function=GPT_OSS), "f16", m=3, device=device)
+
+
+def test_qwen() -> None:
+    compare(Oracle(*weights_of("int4-g128", 8, 128, 96)), top_k=5)
+
+
+@pytest.mark.parametrize("activation", ["int8", "s8-g32-f32"])
+def test_quantized_inputs(activation: str) -> None:
+    compare(Oracle(*weights_of("u4-g32-f16", 4, 64, 32), activation=activation), "f16", m=6)
+
+
+def test_rows_that_are_no_whole_chunks() -> None:
+    compare(Oracle(*weights_of("u8-channel-f32", 3, 44, 27, bias=0.1)), m=4)
+
+
+def test_weights_that_go_to_the_input() -> None:
+    compare(Oracle(*weights_of("u4-g32-bf16", 4, 64, 32), weigh_input=True), m=5)
+
+
+@pytest.mark.parametrize("name", ["relu2", "geglu"])
+def test_other_functions(name: str) -> None:
+    function = Function(name)
+    compare(
+        Oracle(*weights_of("u4-g32-bf16", 2, 64, 32, function), function=function), m=3, top_k=1
+    )
+
+
+def test_a_function_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(humming.gating, "_FUNCTIONS", dict(humming.gating._FUNCTIONS))
+    register_gating(
+        GatingFunction(
+            "square_minus",
+            "gate * gate * within(up, bound) - shift",
+            lambda g, u, *, bound, shift: g * g * u.clamp(-bound, bound) - shift,
+            parameters={"bound": 2.0, "shift": 0.25},
+        )
+    )
+    function = Function(
+        "square_minus",
+        True,
+        {"bound": 1.5, "shift": 0.5},
+        lambda g, u, bound, shift: g**2 * u.clamp(-bound, bound) - shift,
+    )
+    compare(Oracle(*weights_of("u4-g32-bf16", 2, 64, 32), function=function), m=3, top_k=1)
+
+
+def test_slices_of_experts_and_one_call_after_another() -> None:
+    oracle = Oracle(*weights_of("mxfp4", 6, 64, 32))
+    x, (ids, weights) = hidden_of(7, 64, torch.bfloat16), router(7, 3, 12)
+    table = torch.full((12,), -1)
+    table[torch.tensor([0, 2, 4, 7, 9, 11])] = torch.arange(6)
+    for options, local in (
+        ({"expert_range": (3, 9)}, ids - 3),
+        ({"expert_map": table}, table[ids]),
+    ):
+        layer = moe(oracle, **options)
+        assert layer(x[:0], ids[:0], weights[:0]).shape == (0, 64)
+        for m in (7, 1):
+            with poisoned():
+                found = layer(x[:m], ids[:m], weights[:m])
+            check(found, oracle(x[:m], local[:m], weights[:m]), limit("bf16"), options)
+
+
+def test_both_products_share_the_sorting_if_their_tiles_are_alike() -> None:
+    oracle = Oracle(*weights_of("u4-g32-bf16", 4, 64, 64))
+    layer, x, (ids, weights) = moe(oracle), hidden_of(5, 64, torch.bfloat16), router(5, 2, 4)
+    layer(x, ids, weights)
+    layers = layer._layers(x.dtype)
+    assert layers is not None
+    calls = []
+    for product in layers:
+        aligner = product._aligner
+        product._aligner = lambda *a, made=aligner: calls.append(a) or made(*a)  # type: ignore
+    layer(x, ids, weights)
+    assert len(calls) == 1
+
+
+def test_warming_up_makes_all_that_calls_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = weights_of("u4-g32-bf16", 0, 64, 40, seed=4)
+    oracle = Oracle(*weights_of("u4-g32-bf16", 4, 64, 32), shared=shared)
+    layer = moe(oracle)
+    layer.warm_up(torch.bfloat16, [3, 8], top_k=2)
+    monkeypatch.setenv("HUMMING_NO_JIT", "1")
+    library = humming.engine.workshop().library
+    monkeypatch.setattr(library, "get_many", lambda *_: pytest.fail("compiles"))
+    for m in (3, 8):
+        x, (ids, weights) = hidden_of(m, 64, torch.bfloat16), router(m, 2, 4)
+        for tensor in (ids, ids.int())[: 1 + m % 2]:
+            check(layer(x, tensor, weights), oracle(x, ids, weights), limit("bf16"))
