@@ -1,0 +1,116 @@
+// What a GEMM kernel with both operands in shared memory is made of, as constants of its policy.
+//
+// out[m, n] = sum over k of x[m, k] * w[n, k]. Tokens are the M side of the MMA, weights its N
+// side.
+//
+//   step   128 of K: a stage of the ring, and what sums are promoted to f32 after
+//   tile   kTileM tokens by kTileN rows of weights: what a CTA computes at a time
+//   chunk  kChunkN rows of weights: what one MMA takes of a tile
+//
+// A policy has
+//
+//   Output, Number                    format of results, and float or i32: what the MMA sums
+//   Mma                               the instruction
+//   kKind, kRaster                    rows of x to weights, and the walk through the tiles
+//   kTileN, kChunkN, kStages          sizes
+//   kPromotes                         sums of a step become part of an f32 total, with its scales
+//   kScaleRows                        rows of weights that share a scale of a step; 0: no scales
+//   kHasRowGroups                     tokens have a scale for each step
+//   kHasChannel, kHasBias             which arguments are given
+#pragma once
+
+#include <humming/gemm/sizes.cuh>
+#include <humming_sm90/mbarrier.cuh>
+#include <humming_sm90/tma.cuh>
+#include <humming_sm90/wgmma.cuh>
+
+namespace humming::sm90 {
+
+inline constexpr int kStepK = kRowBytes;  // operands of 8 bits
+inline constexpr int kGroupThreads = 128;
+inline constexpr int kConsumers = 2;  // warpgroups that multiply, each 64 tokens of a tile
+inline constexpr int kGroupM = 64;
+inline constexpr int kTileM = kConsumers * kGroupM;
+inline constexpr int kConsumerWarps = kConsumers * kGroupThreads / 32;
+inline constexpr int kThreads = (1 + kConsumers) * kGroupThreads;
+/// Registers of a thread that copies, and of one that multiplies: 168 each are what a CTA has.
+inline constexpr int kProducerRegisters = 40;
+inline constexpr int kConsumerRegisters = 232;
+/// Rows of scales, factors and biases are padded to a multiple of this, so that tiles are whole.
+inline constexpr int kPaddedN = 256;
+
+/// Arguments of the kernel; named as in humming.engine.arguments.
+struct Arguments {
+  TensorMap const* x;
+  float const* x_scales;
+  float const* x_groups;
+  TensorMap const* weight;
+  float const* scales;
+  float const* channel;
+  float const* bias;
+  void* out;
+  i32 m, n, k, experts;
+  i32 const* groups;
+
+  __device__ __forceinline__ int steps() const { return (k + kStepK - 1) / kStepK; }
+  __device__ __forceinline__ int padded_n() const {
+    return (n + kPaddedN - 1) / kPaddedN * kPaddedN;
+  }
+};
+
+template <class P>
+struct Plan {
+  static_assert(P::kChunkN % 8 == 0 && P::kChunkN <= 256, "Plan: no such MMA");
+  static_assert(P::kTileN % P::kChunkN == 0 && kPaddedN % P::kTileN == 0, "Plan: a broken tile");
+  static_assert(P::kPromotes || (P::kScaleRows == 0 && !P::kHasRowGroups),
+                "Plan: scales of a step go into promoted sums");
+  static_assert(P::kScaleRows <= 1 || P::kScaleRows % P::kChunkN == 0,
+                "Plan: a chunk with several scales of blocks");
+
+  static constexpr int kChunks = P::kTileN / P::kChunkN;
+  static constexpr int kChunkSums = P::kChunkN / 2;  // 64 rows for 128 threads
+  using Total = Chosen<P::kPromotes, float, typename P::Number>;
+
+  static constexpr int kXBytes = kTileM * kRowBytes;
+  static constexpr int kWeightBytes = P::kTileN * kRowBytes;
+  static constexpr int kStageBytes = kXBytes + kWeightBytes;
+  static constexpr int kRowScaleBytes = P::kHasRowGroups ? 4 * kTileM : 0;
+  static constexpr int kScaleBytes = P::kScaleRows == 1 ? 4 * P::kTileN : 0;
+  /// What asynchronous bulk copies bring for a stage.
+  static constexpr int kBulkBytes = kStageBytes + kScaleBytes;
+  /// Those who say that a stage is full: one thread for its bulk copies, a warp for scales of rows.
+  static constexpr int kFillers = 1 + (P::kHasRowGroups ? 32 : 0);
+
+  // Shared memory, from a multiple of 1024 on.
+  static constexpr int kWarpResultBytes = 16 * kRowBytes;  // 16 rows of 128 bytes of the result
+  static constexpr int kResults = P::kStages * kStageBytes;
+  static constexpr int kScales = kResults + kConsumerWarps * kWarpResultBytes;
+  static constexpr int kRowScales = kScales + P::kStages * kScaleBytes;
+  static constexpr int kFull = kRowScales + P::kStages * kRowScaleBytes;
+  static constexpr int kEmpty = kFull + 8 * P::kStages;
+  static constexpr int kSharedBytes = kEmpty + 8 * P::kStages;
+  static_assert(kSharedBytes <= 232448, "Plan: more shared memory than a CTA can have");
+};
+
+/// Where in shared memory things are.
+template <class P>
+struct Shared {
+  using L = Plan<P>;
+  u32 base;
+
+  __device__ __forceinline__ u32 x(u32 stage) const { return base + stage * L::kStageBytes; }
+  __device__ __forceinline__ u32 weight(u32 stage) const { return x(stage) + L::kXBytes; }
+  __device__ __forceinline__ u32 scales(u32 stage) const {
+    return base + L::kScales + stage * L::kScaleBytes;
+  }
+  __device__ __forceinline__ u32 row_scales(u32 stage) const {
+    return base + L::kRowScales + stage * L::kRowScaleBytes;
+  }
+  __device__ __forceinline__ u32 result(u32 warp) const {
+    return base + L::kResults + warp * L::kWarpResultBytes;
+  }
+  __device__ __forceinline__ u32 full(u32 stage) const { return base + L::kFull + 8 * stage; }
+  __device__ __forceinline__ u32 empty(u32 stage) const { return base + L::kEmpty + 8 * stage; }
+};
+
+}  // namespace humming::sm90

@@ -1,0 +1,53 @@
+// Asynchronous copies to shared memory: boxes of tensors, runs of bytes, single words.
+#pragma once
+
+#include <humming/memory.cuh>
+
+namespace humming::sm90 {
+
+/// What the driver encodes of a tensor.
+struct alignas(64) TensorMap {
+  u64 words[16];
+};
+static_assert(sizeof(TensorMap) == 128, "as the driver has it");
+
+/// prefetch.tensormap
+__device__ __forceinline__ void prefetch_tensormap(TensorMap const* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+/// cp.async.bulk.tensor.2d, global to shared; what lies outside of the tensor becomes zero.
+__device__ __forceinline__ void cp_async_bulk_tensor(u32 to, TensorMap const* map, i32 x, i32 y,
+                                                     u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3}], [%4];" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(barrier)
+      : "memory");
+}
+
+/// cp.async.bulk.tensor.3d
+__device__ __forceinline__ void cp_async_bulk_tensor(u32 to, TensorMap const* map, i32 x, i32 y,
+                                                     i32 z, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      : "memory");
+}
+
+/// cp.async.bulk, global to shared; addresses and bytes are multiples of 16.
+__device__ __forceinline__ void cp_async_bulk(u32 to, void const* from, u32 bytes, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+/// cp.async.ca of 4 bytes
+__device__ __forceinline__ void cp_async_4(u32 to, void const* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+}  // namespace humming::sm90

@@ -1,0 +1,197 @@
+"""The GEMM kernel of a layer as data: the template's variables, arguments and launch shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from humming.backend import Arg, KernelSpec, LaunchShape, MapOf, Problem, TensorMap
+from humming.configs import ComputeConfig, GemmKind, LayerConfig
+from humming.errors import ConfigError
+from humming.formats.number import NumberFormat
+from humming.profiles import DeviceProfile
+from humming.scheduling import Axis, ceil_div, max_row_tiles
+from humming_sm90.layout import PADDED_N, WgmmaLayout
+from humming_sm90.tuning import STEP, TILE_M, WgmmaTuning
+
+__all__ = ["ARGS", "GemmContext", "gemm_spec", "promotes", "shared_bytes", "tile_count"]
+
+#: Parameters of the kernel in their order.
+ARGS = tuple(
+    Arg(name, kind)
+    for name, kind in (
+        ("x", "map"), ("x_stride", "i64"), ("x_scales", "ptr"), ("x_groups", "ptr"),
+        ("weight", "map"), ("scales", "ptr"), ("channel", "ptr"), ("bias", "ptr"), ("out", "ptr"),
+        ("m", "i32"), ("n", "i32"), ("k", "i32"), ("experts", "i32"), ("groups", "ptr"),
+    )
+)  # fmt: skip
+
+#: SMs of a device whose profile does not say.
+_SOME_SMS = 64
+#: The widest chunk whose sums fit into registers beside the totals that they are promoted to.
+_PROMOTED_CHUNK = 128
+#: What wgmma calls operands.
+_PTX_TYPES = {"e4m3fn": "e4m3", "e5m2": "e5m2", "s8": "s8"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmContext:
+    """Variables of ``gemm.cu.j2`` and of ``wgmma.cu.j2``, which is a part of it."""
+
+    name: str
+    instruction: str
+    immediates: str
+    sum: str
+    constraint: str
+    sums: int
+    output: NumberFormat
+    kind: GemmKind
+    promotes: bool
+    chunk_n: int
+    scale_rows: int
+    has_row_groups: bool
+    has_channel: bool
+    has_bias: bool
+    tuning: WgmmaTuning
+    raster_axis: Axis
+    threads: int
+    tile_m: int
+    padded_n: int
+    shared_bytes: int
+
+
+def promotes(layer: LayerConfig, layout: WgmmaLayout) -> bool:
+    """Whether sums of 128 of K are brought to f32: for scales, or since 8-bit floats' are short."""
+    floating = layer.activation.format.is_float
+    return floating or layout.scale_rows > 0 or bool(layer.activation.group_size)
+
+
+def shared_bytes(layer: LayerConfig, layout: WgmmaLayout, tuning: WgmmaTuning) -> int:
+    """Dynamic shared memory without the table of experts."""
+    return tuning.shared_bytes(
+        row_groups=bool(layer.activation.group_size), scales=layout.scale_rows == 1
+    )
+
+
+def gemm_spec(
+    profile: DeviceProfile,
+    layer: LayerConfig,
+    compute: ComputeConfig,
+    layout: WgmmaLayout,
+    tuning: WgmmaTuning,
+) -> KernelSpec:
+    """The kernel for any sizes of such a layer.
+
+    Raises:
+        ConfigError: the tuning needs more shared memory than the device has.
+    """
+    needed, most = shared_bytes(layer, layout, tuning), profile.limits.smem_block_bytes
+    if most is not None and needed + _table_bytes(layer, compute) > most:
+        allowed = f"at most {most} bytes of shared memory, which is what {profile.title} has"
+        raise ConfigError("tuning", f"{tuning}, which needs {needed}", allowed)
+    context = _context(layer, compute, layout, tuning)
+    return KernelSpec(
+        name=context.name,
+        template="humming_sm90/gemm.cu.j2",
+        context=context,
+        arch=profile.target.arch,
+        args=ARGS,
+        launch=_launch(profile, compute, tuning, needed),
+        row_tile=TILE_M,
+        maps={"x": _x_map(layer), "weight": _weight_map(tuning)},
+    )
+
+
+def _context(
+    layer: LayerConfig, compute: ComputeConfig, layout: WgmmaLayout, tuning: WgmmaTuning
+) -> GemmContext:
+    integers = layer.activation.format.is_integer
+    promoted = promotes(layer, layout)
+    chunk_n = min(tuning.tile_n, _PROMOTED_CHUNK) if promoted else tuning.tile_n
+    x, weight = (_PTX_TYPES[f.name] for f in (layer.activation.format, layer.weight.code))
+    return GemmContext(
+        name=_name(layer, compute),
+        instruction=f"m64n{chunk_n}k32.{'s32' if integers else 'f32'}.{x}.{weight}",
+        immediates="" if integers else ", 1, 1",  # the signs of both operands
+        sum="i32" if integers else "float",
+        constraint="r" if integers else "f",
+        sums=chunk_n // 2,
+        output=layer.output,
+        kind=compute.gemm,
+        promotes=promoted,
+        chunk_n=chunk_n,
+        scale_rows=layout.scale_rows,
+        has_row_groups=bool(layer.activation.group_size),
+        has_channel=layout.has_channel,
+        has_bias=layout.has_bias,
+        tuning=tuning,
+        raster_axis=Axis.ROWS,
+        threads=tuning.threads,
+        tile_m=TILE_M,
+        padded_n=PADDED_N,
+        shared_bytes=shared_bytes(layer, layout, tuning),
+    )
+
+
+def _name(layer: LayerConfig, compute: ComputeConfig) -> str:
+    return f"sm90.gemm.{compute.gemm.value}.{layer.activation}_{layer.weight}_{layer.output}"
+
+
+def _x_map(layer: LayerConfig) -> MapOf:
+    """Activations [rows, K] of bytes; what pads a row is outside, whatever it is."""
+
+    def describe(shape: tuple[int, ...], stride: int) -> TensorMap:
+        return TensorMap(
+            element="uint8",
+            dims=(layer.k, shape[0]),
+            strides=(stride,),
+            box=(STEP, TILE_M),
+            swizzle="b128",
+            l2_bytes=256,
+        )
+
+    return describe
+
+
+def _weight_map(tuning: WgmmaTuning) -> MapOf:
+    """Weights [E, N, K] of bytes; a dimension for experts, so that none ends in the next."""
+
+    def describe(shape: tuple[int, ...], stride: int) -> TensorMap:
+        experts, n, k = shape
+        return TensorMap(
+            element="uint8",
+            dims=(k, n, experts),
+            strides=(stride, n * stride),
+            box=(STEP, tuning.tile_n, 1),
+            swizzle="b128",
+            l2_bytes=256,
+        )
+
+    return describe
+
+
+def tile_count(kind: GemmKind, layer: LayerConfig, problem: Problem, tuning: WgmmaTuning) -> int:
+    """The most tiles that a call can have."""
+    rows = max_row_tiles(kind, problem.m, TILE_M, max(layer.experts, 1))
+    return rows * ceil_div(layer.n, tuning.tile_n)
+
+
+def _table_bytes(layer: LayerConfig, compute: ComputeConfig) -> int:
+    """Where rows are grouped: how many tiles come before each expert's."""
+    return 0 if compute.gemm is GemmKind.DENSE else 4 * (layer.experts + 1)
+
+
+def _launch(
+    profile: DeviceProfile, compute: ComputeConfig, tuning: WgmmaTuning, shared: int
+) -> Callable[[Problem, LayerConfig], LaunchShape]:
+    @lru_cache(maxsize=4096)
+    def shape(problem: Problem, layer: LayerConfig) -> LaunchShape:
+        tiles = tile_count(compute.gemm, layer, problem, tuning)
+        return LaunchShape(
+            grid=(min(tiles, profile.limits.sm_count or _SOME_SMS), 1, 1),
+            block=(tuning.threads, 1, 1),
+            shared_bytes=shared + _table_bytes(layer, compute),
+        )
+
+    return shape

@@ -1,0 +1,110 @@
+"""Every family of wgmma kernels compiles for sm_90a, as lean as it was planned.
+
+No spills and no stack, the matrix instruction that was meant and no other, which ptxas does not
+serialise, and shared memory that the device has.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+
+import pytest
+from gemm_matrix import Case
+from wgmma_layers import H100, AcceptedBackend, config_of
+
+from humming.backend import KernelSpec, Problem
+from humming.configs import GemmKind
+from humming.engine.workshop import workshop
+from humming.jit import Binary, compile_many
+from humming_sm90.tuning import WgmmaTuning
+
+pytestmark = pytest.mark.compile
+
+#: Weights, activations, kind and result; the instruction with the widest tile.
+FAMILIES = (
+    ("s8-channel-f32", "s8-token-f32", GemmKind.DENSE, "bf16", "m64n256k32.s32.s8.s8"),
+    ("s8-g128-f32", "s8-g128-f32", GemmKind.GROUPED_MASKED, "f16", "m64n128k32.s32.s8.s8"),
+    ("e4m3fn-channel-f32", "e4m3fn-token-f32", GemmKind.DENSE, "f32", "m64n128k32.f32.e4m3.e4m3"),
+    (
+        "e4m3fn-b128x128-f32",
+        "e4m3fn-g128-f32",
+        GemmKind.GROUPED_CONTIGUOUS,
+        "bf16",
+        "m64n128k32.f32.e4m3.e4m3",
+    ),
+    ("e4m3fn-g128-f32", "e5m2-g128-f32", GemmKind.DENSE, "bf16", "m64n128k32.f32.e5m2.e4m3"),
+    ("e5m2-channel-f32", "e4m3fn-token-f32", GemmKind.DENSE, "f16", "m64n128k32.f32.e4m3.e5m2"),
+)
+_MMA = re.compile(r"wgmma\.mma_async\.sync\.aligned\.(\S+)")
+
+
+def case_of(family: int) -> Case:
+    weight, activation, kind, dtype, _ = FAMILIES[family]
+    return Case(
+        source=H100,
+        weight=weight,
+        activation=activation,
+        dtype=dtype,
+        n=8192,
+        k=8192,
+        kind=kind,
+        bias=family % 2 == 0,
+    )
+
+
+@cache
+def specs_of(family: int) -> tuple[KernelSpec, ...]:
+    """The kernels of every tuning that the backend would consider."""
+    case = case_of(family)
+    backend, layer = AcceptedBackend(case.profile), config_of(case)
+    assert backend.refuse(layer, case.compute) is None
+    tunings = backend.candidates(layer, case.compute, Problem(m=4096))
+    return tuple(backend.kernel(layer, case.compute, tuning) for tuning in tunings)
+
+
+def complaints(spec: KernelSpec, binary: Binary) -> str:
+    """What is wrong with a binary, or nothing."""
+    (usage,) = binary.usage
+    if usage.stack or usage.spill_stores or usage.spill_loads:
+        return f"{spec.name}: {usage}"
+    # ptxas says so if it waits for each MMA (C7510 and the like).
+    if "warning" in binary.log or "wgmma" in binary.log:
+        return f"{spec.name}: {binary.log}"
+    return ""
+
+
+@pytest.mark.parametrize("family", range(len(FAMILIES)), ids=lambda f: "-x-".join(FAMILIES[f][:2]))
+def test_a_family_compiles_lean(family: int) -> None:
+    specs = specs_of(family)
+    assert len(specs) == 3
+    programs = [workshop().program(spec, "cubin") for spec in specs]
+    found = [complaints(*pair) for pair in zip(specs, compile_many(programs), strict=True)]
+    assert not any(found), "\n".join(filter(None, found))
+
+
+@pytest.mark.parametrize("family", range(len(FAMILIES)), ids=lambda f: FAMILIES[f][-1])
+def test_the_matrix_instruction_is_the_one_that_was_meant(family: int) -> None:
+    spec = specs_of(family)[0]
+    (binary,) = compile_many([workshop().program(spec, "ptx")])
+    assert set(_MMA.findall(binary.data.decode())) == {FAMILIES[family][-1]}
+
+
+def test_shared_memory_is_planned_and_fits() -> None:
+    """The template asserts that C++ comes to the same number."""
+    case = case_of(0)
+    layer, problem = config_of(case), Problem(m=4096)
+    shapes = [spec.launch(problem, layer) for spec in specs_of(0)]
+    assert [shape.shared_bytes for shape in shapes] == [
+        4 * 48 * 1024 + 16 * 1024 + 64,
+        6 * 32 * 1024 + 16 * 1024 + 96,
+        8 * 24 * 1024 + 16 * 1024 + 128,
+    ]
+    for family in range(len(FAMILIES)):
+        limits = case_of(family).profile.limits
+        for spec in specs_of(family):
+            shape = spec.launch(problem, config_of(case_of(family)))
+            assert shape.shared_bytes <= limits.smem_block_bytes
+            assert (shape.block, shape.grid[0] <= limits.sm_count) == ((384, 1, 1), True)
+    scaled = WgmmaTuning(tile_n=256, stages=4).shared_bytes(row_groups=True, scales=True)
+    assert scaled == 4 * (48 * 1024 + 512 + 1024) + 16 * 1024 + 64
