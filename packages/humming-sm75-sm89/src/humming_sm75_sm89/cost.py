@@ -1,7 +1,8 @@
 """How long a GEMM would take: instructions, MMAs and bytes, counted; for the order alone.
 
 The model is of one SM: warps take turns at its schedulers, and what is slowest counts. Constants
-marked *fitted* make it agree with what was measured on an H200 (benchmarks/README.md).
+marked *fitted* put the tunings of a 16-bit product with int4 weights in the order that was seen on
+one H200 (2026-11-29); for other devices and numbers they are a guess.
 """
 
 from __future__ import annotations

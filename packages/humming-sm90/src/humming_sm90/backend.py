@@ -30,7 +30,7 @@ class Sm90Backend(KernelBackend):
     name = "sm90"
     tuning_type = WgmmaTuning
     # They were only simulated: nothing was measured yet.
-    not_yet: str | None = "no kernels in this version"
+    not_yet: str | None = "only simulated so far: no GPU has run its kernels"
 
     @classmethod
     def refuse_device(cls, profile: DeviceProfile) -> str | None:
