@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 import torch
-from gemm_oracle import check, limit, poisoned
-from moe_cases import GPT_OSS, Function, Oracle, hidden_of, router, weights_of
+from gemm_oracle import check, poisoned
+from moe_cases import GPT_OSS, Function, Oracle, folds_of, hidden_of, router, weights_of
 
 from humming import Gating, QuantMoE
 from humming.combining import combine
@@ -20,11 +21,21 @@ from humming.selection import find_device
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+    # What torch says of the mode that no_waiting() turns on.
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning"),
 ]
 
 BF16 = torch.bfloat16
 CUDA = "cuda"
 QUANTIZED = 1.5e-2
+#: Against a reference that rounds where kernels store or fold: the rounding of the result remains,
+#: 1.6e-3 to 1.7e-3 in the simulator.
+SAME_ROUNDINGS = 2.5e-3
+#: Against one that rounds nothing. Both products are of rounded weights if their kernels fold, and
+#: each is stored, as are the function's results and the sum: seven roundings of 1.7e-3, those of
+#: gates and ups twice over since the function multiplies them. With few rows, whose largest numbers
+#: count most, they come to 4.2e-3 in the median of 80 emulated layers and to 9.6e-3 in the worst.
+EXACT = 1.5e-2
 
 
 def moe(oracle: Oracle, **options: object) -> QuantMoE:
@@ -51,9 +62,22 @@ def compare(
         found = layer(x, ids, weights)
     assert bool(found.isfinite().all())
     rows = torch.linspace(0, m - 1, min(m, 16), device=CUDA).round().long()
-    most = QUANTIZED if oracle.activation else limit("bf16")
-    expected = oracle(x[rows], ids[rows], weights[rows])
-    check(found[rows], expected, most, m)
+    folding = folding_of(layer, oracle, ids)
+    check_rows(found[rows], folding, (x[rows], ids[rows], weights[rows]), m)
+
+
+def folding_of(layer: QuantMoE, oracle: Oracle, ids: torch.Tensor) -> Oracle:
+    """The oracle, folding what the layer's kernels fold in a call with these ids."""
+    return replace(oracle, folds=folds_of(layer, BF16, *ids.shape))
+
+
+def check_rows(
+    found: torch.Tensor, oracle: Oracle, inputs: tuple[torch.Tensor, ...], name: object = ""
+) -> None:
+    """Rows are those of the oracle, and not far from exact ones."""
+    check(found, oracle(*inputs), QUANTIZED if oracle.activation else SAME_ROUNDINGS, name)
+    if not oracle.activation:
+        check(found, oracle.exact(*inputs), EXACT, (name, "exact"))
 
 
 @contextmanager
@@ -119,7 +143,8 @@ def test_t02_ids_that_are_elsewhere(scheme: str, m: int) -> None:
         assert bool(found.isfinite().all())
         rows = torch.arange(m, device=CUDA)[:: max(m // 32, 1)]
         if m:
-            check(found[rows], oracle(x[rows], ids[rows] - 4, weights[rows]), limit("bf16"))
+            folding = folding_of(layer, oracle, ids)
+            check_rows(found[rows], folding, (x[rows], ids[rows] - 4, weights[rows]))
         if m > 3:
             assert not bool(found[3].any())
         torch.cuda.synchronize()
@@ -145,7 +170,7 @@ def test_a_captured_layer_does_what_an_eager_one_does() -> None:
             found.fill_(torch.nan)
             graph.replay()
             check(found, layer(x, ids, weights).double(), 1e-3, (m, seed))
-        check(found, oracle(x, ids, weights), limit("bf16"), m)
+        check_rows(found, folding_of(layer, oracle, ids), (x, ids, weights), m)
 
 
 def test_two_streams_at_once() -> None:
@@ -219,4 +244,4 @@ def test_t14_the_last_of_many_experts() -> None:
     weights = torch.ones(384, 1, device=CUDA)
     found = layer(x, ids, weights)
     rows = torch.tensor([0, 191, 300, 383], device=CUDA)
-    check(found[rows], oracle(x[rows], ids[rows], weights[rows]), limit("bf16"))
+    check_rows(found[rows], folding_of(layer, oracle, ids), (x[rows], ids[rows], weights[rows]))

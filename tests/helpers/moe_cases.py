@@ -1,20 +1,23 @@
 """Layers of experts for tests, and what they should give: in float64, one token and choice by one.
 
 Activation functions are written here a second time, in float64; nothing of humming.gating or
-humming.moe takes part.
+humming.moe takes part. Of a layer under test only the choice of kernels is asked, in folds_of().
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import torch
 from gemm_data import random_weight
 from gemm_oracle import operand
 
+from humming import QuantMoE
+from humming.backend import Problem
+from humming.configs import GemmKind
 from humming.formats.activation import ActivationScheme
 from humming.formats.tensors import TORCH_FLOATS
 from humming.weight import CanonicalWeight
@@ -100,7 +103,7 @@ GPT_OSS = Function("swiglu_oai", True, {"alpha": 1.702, "limit": 7.0})
 
 @dataclass(frozen=True)
 class Oracle:
-    """A layer in float64, but that rows between the products have the hidden states' dtype.
+    """A layer in float64, but for what is rounded on the way: see `rounds` and `folds`.
 
     Attributes:
         gate_up, down: weights; [E, ..].
@@ -108,7 +111,10 @@ class Oracle:
         weigh_input: weights multiply the input.
         shared: weights of shared experts.
         activation: what inputs of products are quantized to.
-        rounds: whether rows between the products are rounded.
+        rounds: whether results of products and of the function are rounded to the hidden states'
+            dtype, as they are when stored.
+        folds: whether the products of codes and scales of groups are rounded to bf16, as kernels do
+            that multiply by these, for each weight: gate_up, down, and those of shared experts.
     """
 
     gate_up: CanonicalWeight
@@ -118,6 +124,12 @@ class Oracle:
     shared: tuple[CanonicalWeight, CanonicalWeight] | None = None
     activation: str = ""
     rounds: bool = True
+    folds: tuple[bool, bool, bool, bool] = (False, False, False, False)
+
+    @property
+    def exact(self) -> Oracle:
+        """The same layer without any rounding."""
+        return replace(self, rounds=False, folds=(False, False, False, False))
 
     def __call__(
         self, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor
@@ -125,7 +137,7 @@ class Oracle:
         """[M, H]; `ids` count weights here, all others are skipped."""
         result = torch.zeros(len(hidden), self.down.n, dtype=torch.float64, device=hidden.device)
         parts = [cache(weight.expert) for weight in (self.gate_up, self.down)]
-        matrix = cache(lambda part, expert: parts[part](expert).dequantize(torch.float64))
+        matrix = cache(lambda part, expert: _matrix(parts[part](expert), self.folds[part]))
         for token, choices in enumerate(ids.tolist()):
             for choice, expert in enumerate(choices):
                 if not 0 <= expert < self.gate_up.experts:
@@ -141,7 +153,10 @@ class Oracle:
                 )
                 result[token] += factor * row[0]
         if self.shared is not None:
-            up, down = ((weight, weight.dequantize(torch.float64)) for weight in self.shared)
+            up, down = (
+                (weight, _matrix(weight, folds))
+                for weight, folds in zip(self.shared, self.folds[2:], strict=True)
+            )
             result += self._pair(hidden, up, down)
         return result
 
@@ -153,7 +168,7 @@ class Oracle:
     ) -> torch.Tensor:
         dtype = x.dtype
         middle = self.function(self._rounded(self._product(x, *up), dtype))
-        return self._product(self._rounded(middle, dtype), *down)
+        return self._rounded(self._product(self._rounded(middle, dtype), *down), dtype)
 
     def _product(
         self, x: torch.Tensor, weight: CanonicalWeight, matrix: torch.Tensor
@@ -167,6 +182,31 @@ class Oracle:
 
     def _rounded(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return x.to(dtype).double() if self.rounds else x
+
+
+def _matrix(weight: CanonicalWeight, folds: bool) -> torch.Tensor:
+    """The numbers that activations are multiplied by; a second level of scales stays outside."""
+    values = weight.dequantize(torch.float64)
+    if not folds:
+        return values
+    outside = 1.0 if weight.second is None else weight.second.double()
+    return (values / outside).to(torch.bfloat16).double() * outside
+
+
+def folds_of(layer: QuantMoE, dtype: torch.dtype, m: int, top_k: int) -> tuple[bool, ...]:
+    """:attr:`Oracle.folds` of the kernels that a layer chooses for so many tokens."""
+    choices, per_row = m * top_k, 1 if layer.weigh_input else top_k
+    asked = [
+        (layer.gate_up, GemmKind.INDEXED, Problem(m=choices, top_k=per_row)),
+        (layer.down, GemmKind.INDEXED, Problem(m=choices)),
+        (layer.shared_gate_up, GemmKind.DENSE, Problem(m=m)),
+        (layer.shared_down, GemmKind.DENSE, Problem(m=m)),
+    ]
+    found = []
+    for part, kind, problem in asked:
+        kernels = None if part is None else part.prepare(dtype, kind).kernels
+        found.append(kernels is not None and kernels.planner.tuning(problem).folds)
+    return tuple(found)
 
 
 # -- data --------------------------------------------------------------------------------------

@@ -82,7 +82,7 @@ def test_the_operator_is_what_torch_expects_of_one():
     x = torch.randn(3, K)
     torch.library.opcheck(
         torch.ops.humming.linear.default,
-        (x, module._number, None, None, None),
+        (x, module._handle, (0, N, K), None, None, None),
         test_utils=("test_schema", "test_faketensor", "test_aot_dispatch_dynamic"),
     )
 
@@ -96,14 +96,13 @@ def test_arguments_that_do_not_fit_are_refused_while_tracing():
 def test_a_copy_is_a_layer_of_its_own_and_a_dead_one_is_missed():
     module = layer(N, K, "reference", None)
     twin = copy.deepcopy(module)
-    assert twin._number != module._number
     twin.packed.zero_()
     x = torch.randn(3, K)
     compiled = torch.compile(twin, fullgraph=True, backend="eager")
     assert torch.equal(compiled(x), twin(x))
     assert not torch.equal(compiled(x), module(x))
-    number = module._number
+    handle = module._handle
     del module
     gc.collect()
-    with pytest.raises(ConfigError, match="the number of a layer that still exists"):
-        ops.linear(x, number, None, None, None)
+    with pytest.raises(ConfigError, match="the handle of a layer that still exists"):
+        ops.linear(x, handle, (0, N, K), None, None, None)

@@ -363,10 +363,10 @@ def test_it_is_traced_as_one_operator() -> None:
     for m in (3, 2):
         found = compiled(x[:m], ids[:m], weights[:m])
         assert torch.equal(found, layer(x[:m], ids[:m], weights[:m]) * 2)
-    arguments = (x, layer._number, ids, weights)
+    arguments = (x, layer._handle, 96, ids, weights)
     torch.library.opcheck(torch.ops.humming.experts.default, arguments)
     with pytest.raises(ConfigError, match="a layer that still exists"):
-        torch.ops.humming.experts(x, 10**9, ids, weights)
+        torch.ops.humming.experts(x, layer._handle + 1, 96, ids, weights)
 
 
 # -- refusals ----------------------------------------------------------------------------------

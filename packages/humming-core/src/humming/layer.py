@@ -23,7 +23,7 @@ from humming.engine.prepared import prepared_layer, usual_kind
 from humming.formats.activation import ActivationScheme
 from humming.formats.scheme import WeightScheme
 from humming.quantizing import quantize
-from humming.torch_ops import linear, register
+from humming.torch_ops import HANDLE, linear, register, without_handle
 from humming.weight import CanonicalWeight
 
 __all__ = ["LayerOptions", "PreparedLayer", "QuantLinear", "matmul", "prepare"]
@@ -138,6 +138,7 @@ class QuantLinear(nn.Module):
             allow_fallback=allow_fallback,
         )
         self._facts = weight
+        self._shape = weight.experts, weight.n, weight.k
         for field, tensor in weight.tensors():
             self.register_buffer(field, tensor)
         self._forget()
@@ -148,7 +149,7 @@ class QuantLinear(nn.Module):
         self._shelf: Shelf = {}
         # By dtype of x, what a dense call needs to go to its kernel without detours.
         self._direct: dict[torch.dtype, Callable[[torch.Tensor], torch.Tensor]] = {}
-        self._number = register(self)
+        register(self, self._facts.device)
 
     @classmethod
     def from_float(
@@ -239,8 +240,9 @@ class QuantLinear(nn.Module):
     ) -> torch.Tensor:
         """[.., K] to [.., N]; routing as in :func:`humming.matmul`."""
         if torch.compiler.is_compiling():
+            handle = self.get_buffer(HANDLE)
             traced: torch.Tensor = linear(
-                x, self._number, expert_ids, expert_offsets, expert_counts
+                x, handle, self._shape, expert_ids, expert_offsets, expert_counts
             )
             return traced
         direct = self._direct.get(x.dtype)
@@ -261,26 +263,6 @@ class QuantLinear(nn.Module):
         check_input(x, self._facts)
         return _multiply(self.prepare(x.dtype, kind), self._facts, x, routing)
 
-    def result_shape(
-        self,
-        x: torch.Tensor,
-        ids: torch.Tensor | None,
-        offsets: torch.Tensor | None,
-        counts: torch.Tensor | None,
-    ) -> tuple[int, ...]:
-        """The shape of :meth:`multiply`'s result.
-
-        Raises:
-            ConfigError: the arguments don't fit.
-        """
-        routing = given(ids, offsets, counts)
-        kind = gemm_kind(self._facts, routing)
-        check_input(x, self._facts)
-        for tensor in routing.values():
-            check_routing(kind, x, tensor, self._facts.experts)
-        lead = x.shape[:-1] if ids is None else ids.shape
-        return (*lead, self._facts.n)
-
     def _apply(
         self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
     ) -> QuantLinear:
@@ -299,8 +281,9 @@ class QuantLinear(nn.Module):
         self._forget()
 
     def __getstate__(self) -> dict[str, object]:
-        left = ("_prepared", "_shelf", "_direct", "_number")
-        return {name: value for name, value in self.__dict__.items() if name not in left}
+        left = ("_prepared", "_shelf", "_direct")
+        state = without_handle(self.__dict__)
+        return {name: value for name, value in state.items() if name not in left}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

@@ -11,20 +11,18 @@ from humming.combining import combine
 from humming.configs import ComputeConfig, GemmKind
 from humming.engine import PreparedLayer, Profile
 from humming.engine.aligning import Alignment
-from humming.engine.experts import ExpertKernels
+from humming.engine.experts import ID_DTYPES, ExpertKernels, check_experts
 from humming.engine.kernel_layer import KernelLayer
 from humming.errors import ConfigError
 from humming.formats.activation import ActivationScheme
 from humming.formats.tensors import TORCH_FLOATS
 from humming.gating import Gating
 from humming.layer import QuantLinear
+from humming.torch_ops import HANDLE, register, without_handle
 from humming.torch_ops import experts as traced_experts
-from humming.torch_ops import register
 from humming.weight import CanonicalWeight
 
 __all__ = ["QuantMoE"]
-
-_ID_DTYPES = (torch.int32, torch.int64)
 
 
 class QuantMoE(nn.Module):
@@ -110,7 +108,7 @@ class QuantMoE(nn.Module):
 
     def _forget(self) -> None:
         self._kernels: dict[torch.dtype, tuple[KernelLayer, ExpertKernels]] = {}
-        self._number = register(self)
+        register(self, self._device)
 
     @property
     def hidden_size(self) -> int:
@@ -121,6 +119,10 @@ class QuantMoE(nn.Module):
     def intermediate_size(self) -> int:
         """I."""
         return self.down.in_features
+
+    @property
+    def _device(self) -> torch.device:
+        return self.gate_up.get_buffer("packed").device
 
     # -- getting ready -----------------------------------------------------------------------------
 
@@ -193,7 +195,8 @@ class QuantMoE(nn.Module):
             UnsupportedError: no backend does it.
         """
         if torch.compiler.is_compiling():
-            traced: torch.Tensor = traced_experts(hidden, self._number, topk_ids, topk_weights)
+            handle, width = self.get_buffer(HANDLE), self.gate_up.in_features
+            traced: torch.Tensor = traced_experts(hidden, handle, width, topk_ids, topk_weights)
             return traced
         return self.compute(hidden, topk_ids, topk_weights)
 
@@ -201,7 +204,7 @@ class QuantMoE(nn.Module):
         self, hidden: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor
     ) -> torch.Tensor:
         """:meth:`forward`, without what makes it traceable."""
-        self.check(hidden, topk_ids, topk_weights)
+        check_experts(hidden, topk_ids, topk_weights, self.hidden_size, self._device)
         if not hidden.shape[0]:
             return hidden.new_empty(hidden.shape)
         ids = self._local_ids(topk_ids).contiguous()
@@ -224,36 +227,6 @@ class QuantMoE(nn.Module):
         rows = down.routed(middle, ids, sparse=True, alignments=alignments)
         return around.combine(rows, ids, after, self._shared(hidden, around.gate))
 
-    def check(
-        self, hidden: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor
-    ) -> None:
-        """Check shapes, dtypes and devices, and no number, since that would wait for the device.
-
-        Raises:
-            ConfigError: they don't fit.
-        """
-        if hidden.dim() != 2 or hidden.shape[1] != self.hidden_size:
-            raise ConfigError("hidden", list(hidden.shape), f"[M, {self.hidden_size}]")
-        wanted = self.gate_up.get_buffer("packed").device
-        for name, tensor in (
-            ("hidden", hidden),
-            ("topk_ids", topk_ids),
-            ("topk_weights", topk_weights),
-        ):
-            if tensor.device != wanted:
-                allowed = f"a tensor on {wanted}, where the weights are"
-                raise ConfigError(name, str(tensor.device), allowed)
-        if topk_ids.dtype not in _ID_DTYPES:
-            raise ConfigError("topk_ids", topk_ids.dtype, "an int32 or int64 tensor")
-        if not topk_weights.is_floating_point():
-            raise ConfigError("topk_weights", topk_weights.dtype, "a float tensor")
-        if topk_ids.dim() != 2 or topk_ids.shape[0] != hidden.shape[0] or not topk_ids.shape[1]:
-            allowed = f"[{hidden.shape[0]}, top_k] beside hidden {list(hidden.shape)}"
-            raise ConfigError("topk_ids", list(topk_ids.shape), allowed)
-        if topk_weights.shape != topk_ids.shape:
-            allowed = f"{list(topk_ids.shape)}, as topk_ids"
-            raise ConfigError("topk_weights", list(topk_weights.shape), allowed)
-
     def _local_ids(self, ids: torch.Tensor) -> torch.Tensor:
         """Numbers of weights here; what is none of them is not here."""
         table = self.expert_map
@@ -272,9 +245,14 @@ class QuantMoE(nn.Module):
 
     # -- a module like any other -------------------------------------------------------------------
 
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> QuantMoE:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._forget()
+        return self
+
     def __getstate__(self) -> dict[str, object]:
-        left = ("_kernels", "_number")
-        return {name: value for name, value in self.__dict__.items() if name not in left}
+        state = without_handle(self.__dict__)
+        return {name: value for name, value in state.items() if name != "_kernels"}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -320,7 +298,7 @@ def _checked(table: torch.Tensor | None, experts: int) -> torch.Tensor | None:
     """An expert map whose numbers are all -1 or an expert's."""
     if table is None:
         return None
-    if table.dtype not in _ID_DTYPES or table.dim() != 1 or not table.numel():
+    if table.dtype not in ID_DTYPES or table.dim() != 1 or not table.numel():
         found = f"{table.dtype} {list(table.shape)}"
         raise ConfigError("expert_map", found, "an int32 or int64 tensor [experts of the model]")
     low, high = int(table.min()), int(table.max())

@@ -12,14 +12,17 @@ from humming.configs import LayerConfig
 from humming.engine.operand import ROW_BYTES
 from humming.engine.site import Site
 from humming.engine.workshop import workshop
+from humming.errors import ConfigError
 from humming.expert_kernels import CHUNK, RowMask, combine_spec, gate_spec
 from humming.gating import Gating
 
-__all__ = ["ExpertKernels"]
+__all__ = ["ID_DTYPES", "ExpertKernels", "check_experts"]
 
 #: "gate" or "combine", which rows (or ids) it reads, and whether they are whole chunks.
 _Key = tuple[str, RowMask, bool]
 _MASKS = {torch.int32: RowMask.IDS, torch.int64: RowMask.IDS_64}
+#: Of what chooses experts.
+ID_DTYPES = tuple(_MASKS)
 
 
 class ExpertKernels:
@@ -78,7 +81,7 @@ class ExpertKernels:
         out = torch.empty((tokens, width), dtype=y.dtype, device=y.device)
         whole = _whole(width, y) and (shared is None or _whole(width, shared))
         spec, launch = self._kernel(("combine", _MASKS[ids.dtype], whole))
-        shape = spec.launch(Problem(m=tokens), self._down)
+        shape = spec.launch(Problem(m=tokens), self._of_width(width))
         sizes = (tokens, top_k, self._down.experts, width)
         launch(shape, y, ids, weights, shared, out, *sizes)
         return out
@@ -124,6 +127,42 @@ class ExpertKernels:
                 values, every = [None] * len(kinds), range(len(kinds))
                 launch = self._site.runtime.prepare(handle, kinds, values, {}, every)
                 self._kernels[key] = spec, launch
+
+
+def check_experts(
+    hidden: torch.Tensor,
+    topk_ids: torch.Tensor,
+    topk_weights: torch.Tensor,
+    width: int,
+    device: torch.device,
+) -> None:
+    """Check the arguments of a layer of experts, but no number, which would wait for the device.
+
+    Args:
+        hidden, topk_ids, topk_weights: as of :meth:`humming.QuantMoE.forward`.
+        width: of hidden states.
+        device: where the weights are.
+
+    Raises:
+        ConfigError: shapes, dtypes or devices don't fit.
+    """
+    if hidden.dim() != 2 or hidden.shape[1] != width:
+        raise ConfigError("hidden", list(hidden.shape), f"[M, {width}]")
+    given = {"hidden": hidden, "topk_ids": topk_ids, "topk_weights": topk_weights}
+    for name, tensor in given.items():
+        if tensor.device != device:
+            allowed = f"a tensor on {device}, where the weights are"
+            raise ConfigError(name, str(tensor.device), allowed)
+    if topk_ids.dtype not in ID_DTYPES:
+        raise ConfigError("topk_ids", topk_ids.dtype, "an int32 or int64 tensor")
+    if not topk_weights.is_floating_point():
+        raise ConfigError("topk_weights", topk_weights.dtype, "a float tensor")
+    if topk_ids.dim() != 2 or topk_ids.shape[0] != hidden.shape[0] or not topk_ids.shape[1]:
+        allowed = f"[{hidden.shape[0]}, top_k] beside hidden {list(hidden.shape)}"
+        raise ConfigError("topk_ids", list(topk_ids.shape), allowed)
+    if topk_weights.shape != topk_ids.shape:
+        allowed = f"{list(topk_ids.shape)}, as topk_ids"
+        raise ConfigError("topk_weights", list(topk_weights.shape), allowed)
 
 
 def _whole(width: int, rows: torch.Tensor) -> bool:
