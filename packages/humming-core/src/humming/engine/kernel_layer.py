@@ -19,7 +19,7 @@ from humming.engine.routes import ROUTES
 from humming.engine.site import Site
 from humming.engine.workshop import workshop
 from humming.engine.workspace import workspaces
-from humming.errors import ConfigError, UnsupportedError
+from humming.errors import CaptureError, ConfigError, UnsupportedError
 from humming.formats.tensors import TORCH_FLOATS
 from humming.weight import CanonicalWeight
 
@@ -118,11 +118,14 @@ class KernelLayer:
 
         Raises:
             UnsupportedError: the backend brings a compiler of its own.
+            CaptureError: in the capture of a graph.
             ConfigError, LayoutMismatch: see :class:`Planner` and :func:`packed_tensors`.
         """
         if backend.compiler() is not None:
             raise UnsupportedError(f"{backend.name} brings a compiler, and only NVRTC is used yet")
         site.check(weight.device, "weight")
+        if site.capturing():  # packing waits for the device
+            raise CaptureError(str(layer), str(site.device))
         quantizer = Quantizer(site, layer, backend.profile.target.arch)
         operand = OperandMaker(weight, layer, quantizer)
         weight, fitted = backend.fit(weight, layer)

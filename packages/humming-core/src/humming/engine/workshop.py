@@ -12,7 +12,7 @@ from humming.backend import KernelSpec
 from humming.engine.site import Site
 from humming.errors import CaptureError
 from humming.jit import HeaderRoots, KernelLibrary, Program, Renderer
-from humming.jit.program import Kind
+from humming.jit.program import Binary, Kind
 
 __all__ = ["Workshop", "workshop"]
 
@@ -21,15 +21,15 @@ _CORE = "humming"
 
 @dataclass(frozen=True)
 class _Sources:
-    """Templates and headers of one package, and core's."""
+    """Templates and headers of some packages, and core's."""
 
     renderer: Renderer
     headers: HeaderRoots
 
     @classmethod
-    def of(cls, package: str) -> _Sources:
+    def of(cls, packages: Sequence[str]) -> _Sources:
         try:
-            roots = {name: resources.files(name) for name in (package, _CORE)}
+            roots = {name: resources.files(name) for name in (*packages, _CORE)}
         except ModuleNotFoundError:  # rendering will say that there is no such template
             roots = {_CORE: resources.files(_CORE)}
         return cls(
@@ -48,7 +48,7 @@ class Workshop:
     def __init__(self, library: KernelLibrary | None = None) -> None:
         self.library = library or KernelLibrary()
         self._lock = threading.Lock()
-        self._sources: dict[str, _Sources] = {}
+        self._sources: dict[tuple[str, ...], _Sources] = {}
         self._programs: dict[tuple[object, ...], Program] = {}
         self._loaded: dict[tuple[str, str, str], object] = {}
 
@@ -61,7 +61,7 @@ class Workshop:
         key = (spec.name, spec.template, spec.context, spec.arch, kind)
         found = self._programs.get(key)
         if found is None:
-            sources = self._of_package(spec.template.partition("/")[0])
+            sources = self._of_packages(spec.template.partition("/")[0], *spec.packages)
             source = sources.renderer.render(spec.template, spec.context)
             found = Program(
                 name=spec.name,
@@ -83,26 +83,33 @@ class Workshop:
         return self.load_all([spec], site)[0]
 
     def load_all(self, specs: Sequence[KernelSpec], site: Site) -> list[object]:
-        """:meth:`load` of several kernels, compiled side by side."""
+        """:meth:`load` of several kernels, compiled and loaded side by side."""
         programs = [self.program(spec, site.kind(spec.arch)) for spec in specs]
         keys = [(*site.key, program.digest) for program in programs]
-        if any(key not in self._loaded for key in keys):
+        every = zip(keys, specs, programs, strict=True)
+        missing = {key: (spec, program) for key, spec, program in every if key not in self._loaded}
+        if missing:
             if site.capturing():
-                missing = zip(specs, keys, strict=True)
-                name = next(spec.name for spec, key in missing if key not in self._loaded)
-                raise CaptureError(name, str(site.device))
-            binaries = self.library.get_many(programs)
-            with site.active():
-                for spec, key, binary in zip(specs, keys, binaries, strict=True):
-                    if key not in self._loaded:
-                        self._loaded[key] = site.runtime.load(binary.data, spec.entry)
+                spec, _ = next(iter(missing.values()))
+                raise CaptureError(spec.name, str(site.device))
+            entries = {program.digest: (key, spec) for key, (spec, program) in missing.items()}
+
+            def load(program: Program, binary: Binary) -> None:
+                key, spec = entries[program.digest]
+                with site.active():  # it is that of a thread
+                    self._loaded[key] = site.runtime.load(binary.data, spec.entry)
+
+            # Kernels come by the size of their problems; those of large ones take longest. They are
+            # loaded in the threads that compile: a driver may have PTX to translate.
+            largest_first = [program for _, program in reversed(missing.values())]
+            self.library.get_many(largest_first, then=load)
         return [self._loaded[key] for key in keys]
 
-    def _of_package(self, package: str) -> _Sources:
+    def _of_packages(self, *packages: str) -> _Sources:
         with self._lock:
-            if package not in self._sources:
-                self._sources[package] = _Sources.of(package)
-            return self._sources[package]
+            if packages not in self._sources:
+                self._sources[packages] = _Sources.of(packages)
+            return self._sources[packages]
 
 
 @lru_cache(maxsize=1)

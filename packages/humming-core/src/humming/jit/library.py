@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -58,23 +58,38 @@ class KernelLibrary:
         """
         return self.get_many([program], threads=1)[0]
 
-    def get_many(self, programs: Sequence[Program], threads: int | None = None) -> list[Binary]:
+    def get_many(
+        self,
+        programs: Sequence[Program],
+        threads: int | None = None,
+        then: Callable[[Program, Binary], object] = lambda program, binary: None,
+    ) -> list[Binary]:
         """The binaries of programs, compiled several at once; logs one line for all of them.
+
+        Args:
+            programs: begun in this order.
+            threads: how many at once; None is :func:`default_threads`.
+            then: what is done with each, in the thread that got it, while others are compiled.
 
         Raises:
             CompileError, UnsupportedError: as :meth:`get`, for the first in order that fails; the
-                others have been compiled and kept.
+                others have been compiled and kept. So for what `then` raises.
         """
-        found = [self._known.get(program.digest) for program in programs]
-        if None not in found:
-            return [binary for binary in found if binary is not None]
         built: list[_Built] = []
+
+        def work(program: Program) -> Binary:
+            binary = self._get(program, built)
+            then(program, binary)
+            return binary
+
         start = time.perf_counter()
         count = min(threads or default_threads(), len({program.digest for program in programs}))
         try:
+            if len(programs) < 2:
+                return [work(program) for program in programs]
             # Not pool.map: at the first error it would cancel what has not started.
             with ThreadPoolExecutor(count) as pool:
-                futures = [pool.submit(self._get, program, built) for program in programs]
+                futures = [pool.submit(work, program) for program in programs]
             return [future.result() for future in futures]
         finally:
             if built:

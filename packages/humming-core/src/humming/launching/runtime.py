@@ -55,9 +55,9 @@ class CudaRuntime:
         key = (hashlib.sha256(binary).digest(), entry)
         with self._lock:
             kernel = self._kernels.get(key) or CudaKernel(driver, binary, entry)
-            kernel.on(driver.current_device())
-            self._kernels[key] = kernel
-        return kernel
+        kernel.on(driver.current_device())  # not under the lock: drivers translate PTX for seconds
+        with self._lock:
+            return self._kernels.setdefault(key, kernel)
 
     def launch(
         self, kernel: object, shape: LaunchShape, args: Sequence[object], options: Mapping[str, int]
