@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
 
 from humming.backend import Evidence, KernelBackend, KernelSpec, PackedWeight, Problem, RepackSpec
 from humming.configs import ComputeConfig, LayerConfig, TuningConfig
@@ -32,7 +33,7 @@ class Sm75Sm89Backend(KernelBackend):
     """
 
     name = "sm75_sm89"
-    tuning_type = MmaTuning
+    tunings: ClassVar[Mapping[str, type[TuningConfig]]] = {"mma": MmaTuning}
 
     @classmethod
     def refuse_device(cls, profile: DeviceProfile) -> str | None:

@@ -11,9 +11,11 @@ from humming.configs import ComputeConfig, GemmKind, LayerConfig
 from humming.formats.scheme import Zero
 from humming.profiles import DeviceProfile
 from humming.scheduling import ceil_div
-from humming_sm75_sm89.kernel import can_fold, generation, promotes, tile_count
+from humming_sm75_sm89.folding import can_fold
+from humming_sm75_sm89.kernel import generation, promotes
+from humming_sm75_sm89.launches import splits_of
 from humming_sm75_sm89.layout import MmaLayout
-from humming_sm75_sm89.tuning import COUNTER_BYTES, MmaTuning
+from humming_sm75_sm89.tuning import MmaTuning
 
 __all__ = ["SHAPES", "estimated_registers", "proposals"]
 
@@ -33,15 +35,14 @@ SHAPES = (
 )  # fmt: skip
 #: What keeps a row's bits the same in every batch: the teams, and where scales are applied.
 _INVARIANT_TEAMS = 4
-_SPLITS = (1, 2, 3, 4, 6, 8)
 _MOST_STAGES = 4
 _MOST_REGISTERS = 255
 #: For what is known of the rows of a tile.
 _KIND_REGISTERS = {
     GemmKind.DENSE: 0,
     GemmKind.INDEXED: 4,
-    GemmKind.GROUPED_CONTIGUOUS: 20,
-    GemmKind.GROUPED_MASKED: 20,
+    GemmKind.GROUPED_CONTIGUOUS: 24,
+    GemmKind.GROUPED_MASKED: 24,
 }
 _SM_REGISTERS = 65536
 #: Shared memory that the system keeps of every CTA.
@@ -60,7 +61,7 @@ def proposals(
     fitting = [shape for shape in shapes if _fits(profile, layer, compute, layout, shape)]
     # Registers are an estimate: where it leaves nothing, the smallest shape may do after all.
     for shape in fitting or shapes[:1]:
-        for splits in _splits(profile, layer, compute, problem, shape):
+        for splits in splits_of(profile, layer, compute, problem, shape):
             yield replace(shape, splits=splits)
 
 
@@ -173,23 +174,3 @@ def _with_stages(
         if wider.shared_bytes(layer.activation.format.bits, layer.output.bits) <= room:
             return wider
     return None
-
-
-def _splits(
-    profile: DeviceProfile,
-    layer: LayerConfig,
-    compute: ComputeConfig,
-    problem: Problem,
-    tuning: MmaTuning,
-) -> Iterator[int]:
-    """Ways to cut K among CTAs: whole tiles, and parts as long as they find an SM each."""
-    yield 1
-    if compute.gemm is not GemmKind.DENSE or compute.batch_invariant:
-        return
-    tiles = tile_count(compute.gemm, layer, problem, tuning)
-    resident = (profile.limits.sm_count or 1) * tuning.ctas
-    units = ceil_div(layer.k, 128)
-    for splits in _SPLITS[1:]:
-        enough = units >= 2 * splits * tuning.warps_k
-        if enough and tiles * splits <= resident and tiles * 4 <= COUNTER_BYTES:
-            yield splits

@@ -11,11 +11,12 @@ from humming.backend import Problem
 from humming.configs import ComputeConfig, GemmKind, LayerConfig
 from humming.profiles import DeviceProfile
 from humming.scheduling import Split, ceil_div
-from humming_sm75_sm89.kernel import generation, promotes, tile_count
+from humming_sm75_sm89.kernel import generation, promotes
+from humming_sm75_sm89.launches import Cut, tile_count
 from humming_sm75_sm89.layout import MmaLayout
 from humming_sm75_sm89.tuning import MmaTuning
 
-__all__ = ["microseconds"]
+__all__ = ["expected_tiles", "memory_us", "microseconds"]
 
 _SCHEDULERS = 4
 #: Cycles from one instruction of a warp to its next, alone on its scheduler (fitted).
@@ -46,7 +47,7 @@ def microseconds(  # budget: what a backend is asked about
     """Estimated time of a call on this device."""
     sms = profile.limits.sm_count or _SMS
     clock = (profile.rates.clock_mhz or _CLOCK_MHZ) / 1.1  # what it keeps under load
-    tiles = _expected_tiles(layer, compute, problem, tuning)
+    tiles = expected_tiles(layer, compute, problem, tuning)
     parts = tuning.partition.splits if tuning.partition.split is Split.SPLIT_K else 1
     per_sm = min(tuning.ctas, max(ceil_div(tiles * parts, sms), 1))
     waves = ceil_div(tiles * parts, sms * per_sm)
@@ -54,7 +55,7 @@ def microseconds(  # budget: what a backend is asked about
     cycles = units * _unit_cycles(profile, layer, layout, tuning, per_sm) + _PER_TILE
     cycles += _PER_PART * (parts - 1)
     compute_us = waves * cycles / clock
-    return _LAUNCH_US + max(compute_us, _memory_us(profile, layer, layout, problem, compute))
+    return _LAUNCH_US + max(compute_us, memory_us(profile, layer, layout, problem, compute))
 
 
 def _unit_cycles(
@@ -104,8 +105,8 @@ def _mma_cycles(profile: DeviceProfile, layer: LayerConfig) -> float:
     return operations / per_cycle / (_LEGACY if modern else 1.0)
 
 
-def _expected_tiles(
-    layer: LayerConfig, compute: ComputeConfig, problem: Problem, tuning: MmaTuning
+def expected_tiles(
+    layer: LayerConfig, compute: ComputeConfig, problem: Problem, tuning: Cut
 ) -> int:
     """Tiles of a call, rows spread evenly over experts."""
     if compute.gemm is GemmKind.DENSE:
@@ -124,7 +125,7 @@ def _touched(layer: LayerConfig, compute: ComputeConfig, problem: Problem) -> in
     return max(min(layer.experts, problem.m), 1)
 
 
-def _memory_us(
+def memory_us(
     profile: DeviceProfile,
     layer: LayerConfig,
     layout: MmaLayout,

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 
-from humming.backend import Arg, KernelSpec, LaunchShape, Problem
+from humming.backend import Arg, KernelSpec
 from humming.configs import ComputeConfig, GemmKind, LayerConfig
 from humming.errors import ConfigError
 from humming.formats.number import NumberFormat
 from humming.formats.scheme import Zero
 from humming.profiles import DeviceProfile
-from humming.scheduling import Axis, Partition, Schedule, Split, ceil_div, max_row_tiles
+from humming.scheduling import Axis, Partition
+from humming_sm75_sm89.folding import can_fold
+from humming_sm75_sm89.launches import Cut, launch_of, workspace_of
 from humming_sm75_sm89.layout import MmaLayout
-from humming_sm75_sm89.tuning import COUNTER_BYTES, MmaTuning
+from humming_sm75_sm89.tuning import COUNTER_BYTES
 
-__all__ = ["ARGS", "GemmContext", "can_fold", "gemm_spec", "generation", "promotes", "tile_count"]
+__all__ = ["ARGS", "GemmContext", "gemm_spec", "generation", "promotes"]
 
 #: Parameters of the kernel in their order.
 ARGS = tuple(
@@ -32,8 +32,6 @@ ARGS = tuple(
 
 #: K per scale where all of K shares one, so that one kernel serves every K.
 _ALL = 1 << 30
-#: SMs of a device whose profile does not say.
-_SOME_SMS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +55,7 @@ class GemmContext:
     has_channel: bool
     has_bias: bool
     has_row_scales: bool
-    tuning: MmaTuning
+    tuning: Cut
     partition: Partition
     raster_axis: Axis
     counter_bytes: int
@@ -78,7 +76,7 @@ def accumulator(layer: LayerConfig, compute: ComputeConfig) -> str:
     return "humming::sm75_sm89::Half" if half else "float"
 
 
-def promotes(layer: LayerConfig, layout: MmaLayout, tuning: MmaTuning) -> bool:
+def promotes(layer: LayerConfig, layout: MmaLayout, tuning: Cut) -> bool:
     """Whether sums are brought to f32 block by block; as ``Sizes::kPromotes``, f16 sums apart."""
     short = layout.target.name in ("e4m3fn", "e5m2")
     scaled = layout.has_scales and not tuning.folds
@@ -90,9 +88,11 @@ def gemm_spec(
     layer: LayerConfig,
     compute: ComputeConfig,
     layout: MmaLayout,
-    tuning: MmaTuning,
+    tuning: Cut,
 ) -> KernelSpec:
     """The kernel for any sizes of such a layer.
+
+    Backends that build on this one give it another template, and tunings of their own.
 
     Raises:
         ConfigError: the tuning needs more shared memory than the device has, or folds scales where
@@ -131,15 +131,13 @@ def gemm_spec(
         context=context,
         arch=profile.target.arch,
         args=ARGS,
-        launch=_launch(profile, compute, tuning, context.shared_bytes),
+        launch=launch_of(profile, compute, tuning, context.shared_bytes),
         row_tile=tuning.tile_m,
-        workspace=_workspace(profile, compute, tuning),
+        workspace=workspace_of(profile, compute, tuning),
     )
 
 
-def _check(
-    profile: DeviceProfile, layer: LayerConfig, layout: MmaLayout, tuning: MmaTuning
-) -> None:
+def _check(profile: DeviceProfile, layer: LayerConfig, layout: MmaLayout, tuning: Cut) -> None:
     needed = tuning.shared_bytes(layer.activation.format.bits, layer.output.bits)
     most = profile.limits.smem_block_bytes
     if most is not None and needed > most:
@@ -147,17 +145,6 @@ def _check(
         raise ConfigError("tuning", f"{tuning}, which needs {needed}", allowed)
     if tuning.folds and not can_fold(layer, layout):
         raise ConfigError("folds", True, f"False for {layer}: its scales don't fit into operands")
-
-
-def can_fold(layer: LayerConfig, layout: MmaLayout) -> bool:
-    """Whether scales may be multiplied into operands: bf16 has the exponents for it."""
-    return (
-        layout.target.name == "bf16"
-        and layout.group > 0
-        and layout.scale.name in ("bf16", "e8m0", "e4m3fn")
-        and not layer.activation.group_size
-        and layer.weight.zero is not Zero.FLOAT
-    )
 
 
 def _has_row_scales(layer: LayerConfig) -> bool:
@@ -170,57 +157,3 @@ def _name(layer: LayerConfig, compute: ComputeConfig) -> str:
     scheme = str(layer.weight).replace("+", "_")
     numbers = f"{layer.activation}_{scheme}_{layer.output}"
     return f"sm75_sm89.gemm.{compute.gemm.value}.{numbers}"
-
-
-def tile_count(kind: GemmKind, layer: LayerConfig, problem: Problem, tuning: MmaTuning) -> int:
-    """The most tiles that a call can have."""
-    rows = max_row_tiles(kind, problem.m, tuning.tile_m, max(layer.experts, 1))
-    return rows * ceil_div(layer.n, tuning.tile_n)
-
-
-def _ctas(profile: DeviceProfile, kind: GemmKind, tiles: int, tuning: MmaTuning) -> int:
-    """CTAs of a launch: one per item of a dense problem, else as many as the device holds."""
-    resident = (profile.limits.sm_count or _SOME_SMS) * tuning.ctas
-    if tuning.partition.split is Split.STREAM_K:
-        return resident
-    items = tiles * tuning.partition.splits
-    return items if kind is GemmKind.DENSE else min(items, resident)
-
-
-def _launch(
-    profile: DeviceProfile, compute: ComputeConfig, tuning: MmaTuning, shared_bytes: int
-) -> Callable[[Problem, LayerConfig], LaunchShape]:
-    grouped = compute.gemm in (GemmKind.GROUPED_CONTIGUOUS, GemmKind.GROUPED_MASKED)
-
-    @lru_cache(maxsize=4096)
-    def shape(problem: Problem, layer: LayerConfig) -> LaunchShape:
-        tiles = tile_count(compute.gemm, layer, problem, tuning)
-        table = 4 * (layer.experts + 1) if grouped else 0
-        return LaunchShape(
-            grid=(_ctas(profile, compute.gemm, tiles, tuning), 1, 1),
-            block=(tuning.threads, 1, 1),
-            shared_bytes=shared_bytes + table,
-        )
-
-    return shape
-
-
-def _workspace(
-    profile: DeviceProfile, compute: ComputeConfig, tuning: MmaTuning
-) -> Callable[[Problem, LayerConfig], int]:
-    def nbytes(problem: Problem, layer: LayerConfig) -> int:
-        tiles = tile_count(compute.gemm, layer, problem, tuning)
-        schedule = Schedule(
-            tiles=tiles,
-            # Stored columns may be more than the inputs; more parts than splits there are not.
-            steps=max(ceil_div(layer.k, 128), tuning.splits),
-            ctas=_ctas(profile, compute.gemm, tiles, tuning),
-            partition=tuning.partition,
-        )
-        counters, slots, *_ = schedule.workspace(1, 1)
-        if counters * 4 > COUNTER_BYTES:
-            allowed = f"no parts of K with more than {COUNTER_BYTES // 4} tiles"
-            raise ConfigError("tuning", f"{tuning}, with {tiles} tiles", allowed)
-        return COUNTER_BYTES + slots * tuning.partial_bytes if slots else 0
-
-    return nbytes

@@ -17,6 +17,7 @@ from humming.errors import ConfigError
 from humming.formats.scheme import Granularity
 from humming.profiles import DeviceProfile
 from humming.weight import CanonicalWeight
+from humming_sm75_sm89.folding import with_range
 from humming_sm75_sm89.layout import BlockGrid, MmaLayout, layout_of, padded
 
 __all__ = ["Arrangement", "arrange", "fitted", "scale_rows"]
@@ -50,11 +51,19 @@ def fitted(
 ) -> tuple[CanonicalWeight, LayerConfig]:
     """The same weight in a form that has a layout, and its layer.
 
-    Almost every weight comes back as it is. A tensor-parallel cut inside a scale block gets
+    Almost every weight comes back as it is. Odd scales become others of f32, see
+    :func:`humming_sm75_sm89.folding.with_range`. A tensor-parallel cut inside a scale block gets
     smaller scale blocks that begin where the weight begins. If none are large enough for an MMA,
     and for a K shard under act-order, whose groups are of uneven size, the layer gets act-order,
     and scale groups of the size for which the packed weight is smallest.
     """
+    weight, layer = _arranged(weight, layer, profile)
+    return with_range(weight, layer, layout_of(layer, profile))
+
+
+def _arranged(
+    weight: CanonicalWeight, layer: LayerConfig, profile: DeviceProfile
+) -> tuple[CanonicalWeight, LayerConfig]:
     if weight.group_index is None:
         size, first = weight.scheme.granularity.k, weight.offset[1]
         if first == 0 or weight.scales.shape[-1] == 1:

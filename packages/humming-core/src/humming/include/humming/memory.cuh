@@ -28,6 +28,20 @@ __device__ __forceinline__ void load_128_once(u32* to, const void* from) {
                : "memory");
 }
 
+/// ld.global.u16
+__device__ __forceinline__ u32 load_16(const void* from) {
+  u16 value;
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(value) : "l"(from) : "memory");
+  return value;
+}
+
+/// ld.global.u32; the address is a multiple of 4.
+__device__ __forceinline__ u32 load_32(const void* from) {
+  u32 value;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+  return value;
+}
+
 /// ld.global.v2.u32; the address is a multiple of 8.
 __device__ __forceinline__ void load_64(u32* to, const void* from) {
   asm volatile("ld.global.v2.u32 {%0, %1}, [%2];"

@@ -63,19 +63,25 @@ struct FloatToHalf : WithoutZeroPoint {
                                         Format::kSpecials == Half::kSpecials;
   static_assert(kSameExponent || Format::kExponent < Half::kExponent,
                 "FloatToHalf: the format has larger exponents than f16; multiply it as bf16");
+  /// What moved numbers are too small by, as a power of two.
+  static constexpr int kGap = Half::kBias - Format::kBias;
+
+  /// The bits where the target's format has them.
+  static __device__ __forceinline__ u32 moved(const u32 (&words)[Planes::kWords], int index) {
+    constexpr int kSign = Planes::kBits - 1;
+    constexpr int kTo = Half::kMantissa - Format::kMantissa;
+    u32 const body = Planes::field(words, index, {0, kSign, kTo}, 0);
+    u32 const whole = Planes::field(words, index, {kSign, kSign + 1, 15}, body);
+    return SpecialHalves<Format, Half>::fill(whole);
+  }
 
   static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords], int index,
                                              const WithoutZeroPoint::ZeroPoint&) {
-    constexpr int kSign = Planes::kBits - 1;
-    constexpr int kTo = Half::kMantissa - Format::kMantissa;
     if constexpr (kSameExponent) {
-      return Planes::field(words, index, {0, Planes::kBits, kTo}, 0);
+      return Planes::field(words, index, {0, Planes::kBits, Half::kMantissa - Format::kMantissa}, 0);
     } else {
-      u32 const body = Planes::field(words, index, {0, kSign, kTo}, 0);
-      u32 const moved = Planes::field(words, index, {kSign, kSign + 1, 15}, body);
-      u32 const whole = SpecialHalves<Format, Half>::fill(moved);
-      constexpr u32 kScale = twice(power_of_two<Half>(Half::kBias - Format::kBias));
-      return Halves<Half>::fma(whole, kScale, kMinusZeros);
+      constexpr u32 kScale = twice(power_of_two<Half>(kGap));
+      return Halves<Half>::fma(moved(words, index), kScale, kMinusZeros);
     }
   }
 };

@@ -17,8 +17,7 @@ struct TileRows {
   int const* sources;
 };
 
-/// Which row of x a row of a tile is. Rows past the last are the last one again: what they give is
-/// not stored.
+/// Which row of x a row of a tile is; past the last, that one again.
 template <class P>
 __device__ __forceinline__ Index source_of(TileRows const& rows, int row) {
   if constexpr (P::kKind == GemmKind::kIndexed) {
@@ -53,8 +52,25 @@ struct Chunks {
     return S::kRowBytes >= 128 ? row & 7 : row / (128 / S::kRowBytes) % kPerRow;
   }
 
+  /// Where a chunk is in a stage.
   static __device__ __forceinline__ u32 place(int row, int column) {
-    return row * S::kRowBytes + (column >> 3) * 128 + ((column & 7) ^ key(row)) * 16;
+    // Matrix descriptors want pieces of 128 bytes of all rows together.
+    u32 const piece = S::kSharesBlocks ? (column >> 3) * (S::kTileM * 128) + row * 128
+                                       : row * S::kRowBytes + (column >> 3) * 128;
+    return piece + ((column & 7) ^ key(row)) * 16;
+  }
+
+  /// The place of chunk `i` of a thread, whose first is at (row, column), place `first`.
+  static __device__ __forceinline__ u32 next(int i, int row, int column, u32 first) {
+    constexpr bool kIsPower = (kRowsApart & (kRowsApart - 1)) == 0;
+    if constexpr (kIsPower && S::kRowBytes >= 128) {
+      // Rows below kRowsApart and multiples of it have no bits in common: keys are added by xor.
+      int const rows = i * kRowsApart;
+      constexpr int kPitch = S::kSharesBlocks ? 128 : S::kRowBytes;
+      return (first ^ (rows & 7) * 16) + rows * kPitch;
+    } else {
+      return place(row + i * kRowsApart, column);
+    }
   }
 };
 
@@ -70,31 +86,34 @@ class Source {
       : args_(args),
         rows_(rows),
         order_(args.order + Index(expert) * ((args.k + kUnitK - 1) / kUnitK * kUnitK)),
-        first_(rows.first * args.x_stride),
         row_(thread / C::kPerRow),
-        column_(thread % C::kPerRow) {}
+        column_(thread % C::kPerRow),
+        place_(C::place(row_, column_)),
+        first_(args.x + (rows.first + row_) * args.x_stride),
+        apart_(C::kRowsApart * args.x_stride) {}
 
-  /// Calls visit(number, where in a stage, address in global memory, bytes that are there).
+  /// Calls visit(number, where in a stage, address in global memory, bytes that are there). Rows past
+  /// the last are zeros.
   template <class Visit>
   __device__ __forceinline__ void chunks(int stage, Visit&& visit) const {
     int const at = stage * S::kRowBytes + column_ * 16;  // K is an int, and so are its bytes
     // Rows are padded with zeros to whole chunks.
     int const there = at * 8 < args_.k * P::Activation::kBits ? 16 : 0;
-    u8 const* const base = args_.x + (there == 0 ? 0 : at);
-    u32 const stride = static_cast<u32>(args_.x_stride);
+    u8 const* from = P::kKind == GemmKind::kIndexed ? args_.x : first_;
+    if (there != 0) from += at;
 #pragma unroll
     for (int i = 0; i < C::kPerThread; ++i) {
       int const row = row_ + i * C::kRowsApart;
       if (C::kAll % S::kTeamThreads != 0 && row >= S::kTileM) break;
       if constexpr (P::kKind == GemmKind::kIndexed) {
         int const source = rows_.sources[row];
+        u32 const stride = static_cast<u32>(args_.x_stride);
         u64 const offset = u64(stride) * static_cast<u32>(source < 0 ? 0 : source);
-        visit(i, C::place(row, column_), base + offset, source < 0 ? 0 : there);
+        visit(i, place(i), from + offset, source < 0 ? 0 : there);
       } else {
         if (S::kTileM == 8 && row > last_row<P>(rows_)) continue;
-        // Rows are counted from the tile's first: one 32-bit multiplication.
-        u32 const inside = row < rows_.count ? row : rows_.count - 1;
-        visit(i, C::place(row, column_), base + first_ + u64(stride) * inside, there);
+        visit(i, place(i), from, row < rows_.count ? there : 0);
+        from += apart_;
       }
     }
   }
@@ -107,7 +126,7 @@ class Source {
       int const row = row_ + i * C::kRowsApart;
       if (C::kAll % S::kTeamThreads != 0 && row >= S::kTileM) break;
       if (S::kTileM == 8 && row > last_row<P>(rows_)) continue;
-      visit(i, C::place(row, column_));
+      visit(i, place(i));
     }
   }
 
@@ -137,6 +156,8 @@ class Source {
   }
 
  private:
+  __device__ __forceinline__ u32 place(int i) const { return C::next(i, row_, column_, place_); }
+
   static __device__ __forceinline__ u32 element(u8 const* row, i32 column) {
     if constexpr (P::Activation::kBits == 16) {
       return reinterpret_cast<u16 const*>(row)[column];
@@ -150,8 +171,10 @@ class Source {
   GemmArguments const& args_;
   TileRows const& rows_;
   i32 const* order_;
-  Index first_;  // bytes before the tile's first row
   int row_, column_;
+  u32 place_;        // of the thread's first chunk
+  u8 const* first_;  // the thread's first row
+  i64 apart_;        // bytes from a row of its to the next
 };
 
 /// The stages of a team's units in their order: numbers of pieces of K as long as a stage.

@@ -23,7 +23,7 @@ template <class P>
 struct TileSums {
   using S = Sizes<P>;
   using Number = typename S::Number;
-  static constexpr int kPerLane = kTiles * S::kTokenTiles;
+  static constexpr int kPerLane = P::kWarpTiles * S::kTokenTiles;
   static constexpr int kOwn = (kPerLane + P::kWarpsK - 1) / P::kWarpsK;
   static constexpr bool kAllOwn = kPerLane % P::kWarpsK == 0;
 
@@ -42,7 +42,7 @@ struct TileSums {
   }
   /// Its first row of weights and its first token, within the tile.
   static __device__ __forceinline__ int row(WarpPlace<P> const& warp, int i) {
-    return warp.warp_n * kBlock + item(warp, i) / S::kTokenTiles * 16 + warp.lane / 4;
+    return warp.warp_n * S::kWarpRows + item(warp, i) / S::kTokenTiles * 16 + warp.lane / 4;
   }
   static __device__ __forceinline__ int token(WarpPlace<P> const& warp, int i) {
     return warp.warp_m * P::kTokens + item(warp, i) % S::kTokenTiles * 8 + warp.lane % 4 * 2;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void add_teams(WarpPlace<P> const& warp, Totals<P> co
       for (int j = 0; j < 4; ++j)
         sums.c[i][j] = totals.sums[i / S::kTokenTiles][i % S::kTokenTiles].c[j];
   } else {
-    constexpr int kPerLane = kTiles * S::kTokenTiles;
+    constexpr int kPerLane = P::kWarpTiles * S::kTokenTiles;
     u32 const to = shared + threadIdx.x / 32 * (kPerLane * 512) + threadIdx.x % 32 * 16;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) {

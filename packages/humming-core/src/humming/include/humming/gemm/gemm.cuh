@@ -18,10 +18,10 @@ __device__ __forceinline__ void multiply_item(GemmArguments const& args,
   WarpPlace<P> const warp;
   int const first_n = tile.column * S::kTileN;
   TileRows const rows{tile.first, tile.count, sources};
-  Panel<P> const panel(args, tile.expert, first_n / kBlock + warp.warp_n, warp.lane);
-  Totals<P> totals = {};
-  multiply_tile(args, rows, tile.expert, panel, item.k_begin, item.k_end, shared_address(region),
-                totals);
+  Panel<P> const panel(args, tile.expert, first_n, warp);
+  Totals<P> totals;
+  P::Mainloop::multiply(args, rows, tile.expert, panel, item.k_begin, item.k_end,
+                        shared_address(region), totals);
 
   __syncthreads();
   TileSums<P> sums;
@@ -65,7 +65,7 @@ template <class P>
 __device__ __forceinline__ void gemm(GemmArguments const& args) {
   using S = Sizes<P>;
   static_assert(S::kTeamThreads == 32 || P::kWarpsK <= 15, "gemm: no more than 15 barriers");
-  extern __shared__ __align__(128) u8 shared[];
+  extern __shared__ __align__(1024) u8 shared[];
   int* const sources = reinterpret_cast<int*>(shared + 16);
   int* const prefix = reinterpret_cast<int*>(shared + S::kSharedBytes);
   Tiles<P> const tiles(args, sources, sources + S::kTileM, prefix);

@@ -35,7 +35,7 @@ struct Totals {
   };
   using Fragment = Chosen<S::kPromotes, Floats, typename P::Mma::Sums>;
 
-  Fragment sums[kTiles][S::kTokenTiles];
+  Fragment sums[P::kWarpTiles][S::kTokenTiles];
 };
 
 /// Scales of activations, per group of K: x_groups [rows, groups].
@@ -73,22 +73,6 @@ struct TokenScales {
   int last_;
 };
 
-/// A warp's place in its CTA.
-template <class P>
-struct WarpPlace {
-  int lane, team, warp_n, warp_m, thread;  // thread: of the team
-
-  __device__ __forceinline__ WarpPlace() {
-    using S = Sizes<P>;
-    lane = threadIdx.x % 32;
-    team = threadIdx.x / S::kTeamThreads;
-    thread = threadIdx.x % S::kTeamThreads;
-    int const warp = thread / 32;
-    warp_n = warp % P::kWarpsN;
-    warp_m = warp / P::kWarpsN;
-  }
-};
-
 /// The A operands of a tile of a block within an interval: its codes, decoded a step at a time.
 template <class P>
 struct Decoded {
@@ -96,26 +80,23 @@ struct Decoded {
   using Decoder = typename S::Decoder;
   Block<P> const& block;
   int const tile;
-  typename Decoder::ZeroPoint zeros[2];
-  u32 factors[2];
+  typename Decoder::Factors factors[2];
 
   __device__ __forceinline__ Decoded(Block<P> const& from, int at, int tile)
       : block(from), tile(tile) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      zeros[half] = Decoder::zero_point(block.rows.zero(at, 2 * tile + half));
-      if constexpr (P::kFolds)
-        factors[half] = twice_as<typename P::Target>(block.rows.scale(at, 2 * tile + half));
+      int const row = 2 * tile + half;
+      u32 scales = 0;
+      if constexpr (P::kFolds) scales = twice_as<typename P::Target>(block.rows.scale(at, row));
+      factors[half] = Decoder::factors(scales, block.rows.zero(at, row));
     }
   }
 
   __device__ __forceinline__ void step(int step, u32 (&a)[4]) const {
 #pragma unroll
-    for (int r = 0; r < 4; ++r) {
-      a[r] = Decoder::unit(block.codes, (tile * S::kSteps + step) * 4 + r, zeros[r & 1]);
-      if constexpr (P::kFolds)
-        a[r] = Halves<typename P::Target>::fma(a[r], factors[r & 1], kMinusZeros);
-    }
+    for (int r = 0; r < 4; ++r)
+      a[r] = Decoder::unit(block.codes, (tile * S::kSteps + step) * 4 + r, factors[r & 1]);
   }
 };
 
@@ -279,57 +260,70 @@ struct PromotingMultiplier {
   }
 };
 
+/// Of the units up to `end`, how many a team has from `first` on.
+template <class P>
+__device__ __forceinline__ int units_of_team(int first, int end) {
+  return first < end ? (end - first + P::kWarpsK - 1) / P::kWarpsK : 0;
+}
+
 /// Sums the units [begin, end) of K that are its team's.
 ///
 /// Two blocks of weights are in registers, one being multiplied while the other arrives. A block is
 /// requested once the one before it has arrived: more requests at once make memory answer the first
 /// of them later.
-template <class P>
-__device__ __forceinline__ void multiply_tile(GemmArguments const& args, TileRows const& rows,
-                                              int expert, Panel<P> const& panel, int begin,
-                                              int end, u32 shared, Totals<P>& totals) {
-  using S = Sizes<P>;
-  WarpPlace<P> const warp;
-  int const first = begin + warp.team;
-  int const units = first < end ? (end - first + P::kWarpsK - 1) / P::kWarpsK : 0;
-  if (units == 0) return;
-  using TeamRing = Ring<P, P::Copy::kAsync && !P::kHasOrder>;
-  u32 const base = shared + warp.team * (TeamRing::kStages * S::kStageBytes);
-  TeamRing ring(Source<P>(args, rows, expert, warp.thread), base, first, units);
-  using Multiplier = Chosen<S::kPromotes, PromotingMultiplier<P>, DirectMultiplier<P>>;
-  Multiplier const multiply(args, rows, panel, totals, warp);
-  constexpr int kLast = S::Planes::kWords - 1;
-  u32 const never = static_cast<u32>(args.n) >> 31;  // 0, which compilers don't know
-
-  Block<P> even, odd;
-  u8 const* from = panel.unit(first);
-  panel.load(even, 0, from, first, 0);
-  ring.prefetch();
-  int stage = 0;
-  auto const advance = [&] {
-    ring.advance([&] {
-      if constexpr (S::kTeamThreads == 32) {
-        __syncwarp();
-      } else {
-        named_barrier<S::kTeamThreads>(1 + warp.team);
-      }
-    });
-    u32 const x = base + stage * S::kStageBytes;
-    stage = stage + 1 == TeamRing::kStages ? 0 : stage + 1;
-    return x;
-  };
-  for (int i = 0, unit = first; i < units; ++i, unit += P::kWarpsK) {
-    u32 x = advance();
-    panel.share_rows(even, odd);
-    panel.load(odd, 1, from, unit, even.codes[kLast] & never);
-    multiply(even, 0, 0, unit, x);
-    if constexpr (P::kStageBlocks == 1) x = advance();
-    if (i + 1 < units) {
-      from = panel.unit(unit + P::kWarpsK);
-      panel.load(even, 0, from, unit + P::kWarpsK, odd.codes[kLast] & never);
+/// It is the mainloop of warps that multiply whole blocks, by MMAs of a warp.
+struct WarpMainloop {
+  template <class P>
+  static __device__ __forceinline__ void multiply(GemmArguments const& args, TileRows const& rows,
+                                                  int expert, Panel<P> const& panel, int begin,
+                                                  int end, u32 shared, Totals<P>& totals) {
+    using S = Sizes<P>;
+    WarpPlace<P> const warp;
+    int const first = begin + warp.team;
+    int const units = units_of_team<P>(first, end);
+    if (units == 0) {
+      totals = {};
+      return;
     }
-    multiply(odd, 1, P::kStageBlocks - 1, unit, x);
+    using TeamRing = Ring<P, P::Copy::kAsync && !P::kHasOrder>;
+    u32 const base = shared + warp.team * (TeamRing::kStages * S::kStageBytes);
+    TeamRing ring(Source<P>(args, rows, expert, warp.thread), base, first, units);
+    using Multiplier = Chosen<S::kPromotes, PromotingMultiplier<P>, DirectMultiplier<P>>;
+    Multiplier const multiply_half(args, rows, panel, totals, warp);
+    constexpr int kLast = S::Planes::kWords - 1;
+    u32 const never = static_cast<u32>(args.n) >> 31;  // 0, which compilers don't know
+
+    Block<P> even, odd;
+    u8 const* from = panel.unit(first);
+    panel.load(even, 0, from, first, 0);
+    ring.prefetch();
+    totals = {};  // not earlier: memory is waiting for its requests
+    int stage = 0;
+    auto const advance = [&] {
+      ring.advance([&] {
+        if constexpr (S::kTeamThreads == 32) {
+          __syncwarp();
+        } else {
+          named_barrier<S::kTeamThreads>(1 + warp.team);
+        }
+      });
+      u32 const x = base + stage * S::kStageBytes;
+      stage = stage + 1 == TeamRing::kStages ? 0 : stage + 1;
+      return x;
+    };
+    for (int i = 0, unit = first; i < units; ++i, unit += P::kWarpsK) {
+      u32 x = advance();
+      panel.share_rows(even, odd);
+      panel.load(odd, 1, from, unit, even.codes[kLast] & never);
+      multiply_half(even, 0, 0, unit, x);
+      if constexpr (P::kStageBlocks == 1) x = advance();
+      if (i + 1 < units) {
+        from = panel.unit(unit + P::kWarpsK);
+        panel.load(even, 0, from, unit + P::kWarpsK, odd.codes[kLast] & never);
+      }
+      multiply_half(odd, 1, P::kStageBlocks - 1, unit, x);
+    }
   }
-}
+};
 
 }  // namespace humming

@@ -19,12 +19,15 @@
 //                                               rounding) and not into sums of a group
 //   kHasOrder, kHasChannel, kHasBias, kHasRowScales   which arguments are given
 //   kKind, kPartition, kRaster                  rows of x to weights; K and tiles to CTAs
+//   kWarpTiles                                  tiles of 16 rows of a warp: 4, so all of a block, or 1 where
+//                                               the warps of a warpgroup share it
 //   kWarpsN, kWarpsM, kWarpsK, kTokens          the work of a warp, and how warps share a tile
+//   Mainloop                                    what multiplies a tile; see mainloop.cuh
 //   kStages, kStageBlocks                       the ring of activations, and K of a stage in blocks
 //   kCounterBytes                               where partials begin in the workspace
 #pragma once
 
-#include <humming/decode/decoder.cuh>
+#include <humming/decode/folding.cuh>
 #include <humming/scheduler.cuh>
 
 namespace humming {
@@ -61,18 +64,42 @@ __host__ __device__ constexpr int greatest_common_divisor(int a, int b) {
 
 inline constexpr int kBlock = 64;
 inline constexpr int kUnitK = 2 * kBlock;
-inline constexpr int kTiles = 4;  // rows of 16 in a block
+inline constexpr int kTiles = 4;  // of 16 rows in a block
 inline constexpr int kWindow = 32;  // blocks along K that lie together for all panels of rows
+
+/// A Decoder as a FoldingDecoder that ignores scales.
+template <class Plain>
+struct WithoutScales : Plain {
+  using Factors = typename Plain::ZeroPoint;
+  static __device__ __forceinline__ Factors factors(u32, u32 zero) {
+    return Plain::zero_point(zero);
+  }
+};
+
+template <class P>
+__host__ __device__ constexpr auto choose_operands() {
+  using Weight = typename P::Weight;
+  using Target = typename P::Target;
+  if constexpr (P::kFolds) {
+    return Type<FoldingDecoder<Weight, Target, P::kZero>>{};
+  } else {
+    return Type<WithoutScales<Decoder<Weight, Target, P::kZero>>>{};
+  }
+}
 
 template <class P>
 struct Sizes {
-  using Decoder = humming::Decoder<typename P::Weight, typename P::Target, P::kZero>;
+  using Decoder = typename decltype(choose_operands<P>())::type;
   using Planes = typename Decoder::Planes;
 
   static constexpr int kTeamWarps = P::kWarpsN * P::kWarpsM;
   static constexpr int kTeamThreads = 32 * kTeamWarps;
   static constexpr int kThreads = kTeamThreads * P::kWarpsK;
-  static constexpr int kTileN = kBlock * P::kWarpsN;
+  static_assert(P::kWarpTiles == 1 || P::kWarpTiles == kTiles, "Sizes: 1 or 4 tiles per warp");
+  static constexpr bool kSharesBlocks = P::kWarpTiles == 1;
+  static constexpr int kWarpRows = 16 * P::kWarpTiles;
+  static constexpr int kTileN = kWarpRows * P::kWarpsN;
+  static_assert(kTileN % kBlock == 0, "Sizes: a tile has whole blocks");
   static constexpr int kTileM = P::kTokens * P::kWarpsM;
   static constexpr int kTokenTiles = P::kTokens / 8;
 
@@ -105,7 +132,7 @@ struct Sizes {
   using Number = Chosen<!kPromotes && is_same<typename P::Accumulator, i32>, i32, float>;
 
   /// Fragments of 4 numbers that the lanes of a team hold.
-  static constexpr int kFragments = kTeamWarps * kTiles * kTokenTiles * 32;
+  static constexpr int kFragments = kTeamWarps * P::kWarpTiles * kTokenTiles * 32;
   static constexpr int kFragmentBytes = 16 * kFragments;
 
   // Shared memory: what is kept for a whole tile, then one region for the rings, the sums of teams
@@ -113,12 +140,31 @@ struct Sizes {
   static constexpr int kOutBytes = P::Output::kBits / 8;
   static constexpr int kOutRowBytes = kTileN * kOutBytes + 16;  // so that rows differ in banks
   static constexpr int kTableBytes = 16 + 8 * kTileM;
-  static constexpr int kRegion = (kTableBytes + 127) / 128 * 128;
+  static constexpr int kAlignment = kSharesBlocks ? 1024 : 128;  // of rings, as their readers want it
+  static constexpr int kRegion = (kTableBytes + kAlignment - 1) / kAlignment * kAlignment;
   static constexpr int kRingBytes = P::kWarpsK * P::kStages * kStageBytes;
   static constexpr int kTeamsBytes = P::kWarpsK == 1 ? 0 : P::kWarpsK * kFragmentBytes;
   static constexpr int kResultBytes = kTileM * kOutRowBytes;
   static constexpr int kSharedBytes =
       kRegion + int(larger(larger(kRingBytes, kTeamsBytes), kResultBytes));
+};
+
+/// A warp's place in its CTA.
+template <class P>
+struct WarpPlace {
+  int lane, team, warp_n, warp_m, thread;  // thread: of the team
+
+  __device__ __forceinline__ WarpPlace() {
+    using S = Sizes<P>;
+    int warp = threadIdx.x / 32;
+    // Matrix descriptors depend on it: so the compiler knows that it is the same in all lanes.
+    if constexpr (S::kSharesBlocks) warp = __shfl_sync(0xffffffffu, warp, 0);
+    lane = threadIdx.x % 32;
+    team = warp / S::kTeamWarps;
+    thread = threadIdx.x % S::kTeamThreads;
+    warp_n = warp % S::kTeamWarps % P::kWarpsN;
+    warp_m = warp % S::kTeamWarps / P::kWarpsN;
+  }
 };
 
 }  // namespace humming

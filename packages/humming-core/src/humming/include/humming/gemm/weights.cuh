@@ -37,17 +37,22 @@ __device__ __forceinline__ float scale_value(u32 bits) {
   }
 }
 
-/// Numbers of `kBytes` bytes of the 8 rows of a lane.
-template <int kBytes>
+/// Numbers of `kBytes` bytes of the rows of a lane.
+template <int kBytes, int kRows>
 struct LaneRows {
-  u32 words[2 * kBytes];
+  static constexpr int kAll = kBytes * kRows;
+  u32 words[kAll < 4 ? 1 : kAll / 4];
 
   __device__ __forceinline__ void load(u8 const* from) {
-    if constexpr (kBytes == 1) {
+    if constexpr (kAll == 2) {
+      words[0] = load_16(from);
+    } else if constexpr (kAll == 4) {
+      words[0] = load_32(from);
+    } else if constexpr (kAll == 8) {
       load_64(words, from);
     } else {
 #pragma unroll
-      for (int i = 0; i < 2 * kBytes; i += 4) load_128(words + i, from + 4 * i);
+      for (int i = 0; i < kAll / 4; i += 4) load_128(words + i, from + 4 * i);
     }
   }
 
@@ -67,20 +72,21 @@ struct BlockScales {
   static constexpr bool kHasScales = P::kGroup != 0;
   static constexpr bool kHasZeros = P::kZero != Zero::kNone;
   static constexpr bool kFloatZeros = P::kZero == Zero::kFloat;
+  static constexpr int kRows = 2 * P::kWarpTiles;  // of a lane
   static constexpr int kScaleBytes = P::Scale::kBits / 8;
   static constexpr int kZeroBytes = kFloatZeros ? kScaleBytes : 1;
   static constexpr int kScaleLoads = kHasScales ? kBlock / S::kWeightInterval : 1;
   static constexpr int kZeroLoads =
       kHasZeros ? kBlock / greatest_common_divisor(kBlock, P::kZeroGroup) : 1;
   /// Words of a lane. Few enough of them are loaded together with the codes, a block ahead.
-  static constexpr int kWords = kHasScales * kScaleLoads * 2 * kScaleBytes +
-                                kHasZeros * kZeroLoads * 2 * kZeroBytes;
+  static constexpr int kWords = kHasScales * kScaleLoads * ((kRows * kScaleBytes + 3) / 4) +
+                                kHasZeros * kZeroLoads * ((kRows * kZeroBytes + 3) / 4);
   static constexpr bool kAhead = kWords <= 12;
 
-  Chosen<kHasScales, LaneRows<kScaleBytes>, Nothing> scales[kScaleLoads];
-  Chosen<kHasZeros, LaneRows<kZeroBytes>, Nothing> zeros[kZeroLoads];
+  Chosen<kHasScales, LaneRows<kScaleBytes, kRows>, Nothing> scales[kScaleLoads];
+  Chosen<kHasZeros, LaneRows<kZeroBytes, kRows>, Nothing> zeros[kZeroLoads];
 
-  /// Of `row` (0 to 7 of the lane) at `interval` of the block.
+  /// Of a row of the lane at an interval of the block.
   __device__ __forceinline__ float scale(int at, int row) const {
     return scale_value<typename P::Scale>(scales[at * kScaleLoads / S::kIntervals][row]);
   }
@@ -93,6 +99,7 @@ struct BlockScales {
   }
 };
 
+/// A block, or of a block that warps share the warp's tile: then only the words of tile 0 are used.
 template <class P>
 struct Block {
   u32 codes[Sizes<P>::Planes::kWords];
@@ -109,16 +116,19 @@ class Panel {
   static constexpr bool kRowsPerUnit = P::kGroup % kUnitK == 0 && P::kZeroGroup % kUnitK == 0;
 
  public:
-  __device__ __forceinline__ Panel(GemmArguments const& args, int expert, int panel, int lane)
+  __device__ __forceinline__ Panel(GemmArguments const& args, int expert, int first_n,
+                                   WarpPlace<P> const& warp)
       : panels_((args.n + kBlock - 1) / kBlock),
         blocks_(2 * ((args.k + kUnitK - 1) / kUnitK)),
-        panel_(panel < panels_ ? panel : panels_ - 1),  // past the end: anything that is there
-        codes_(args.weight + lane * 16),
+        tile_(warp.warp_n * P::kWarpTiles % kTiles),
+        codes_(args.weight + warp.lane * 16),
         scales_(args.scales),
         zeros_(args.zeros) {
+    int const panel = first_n / kBlock + warp.warp_n * P::kWarpTiles / kTiles;
+    panel_ = panel < panels_ ? panel : panels_ - 1;  // past the end: anything that is there
     Index const first = Index(expert) * panels_;
     codes_ += first * blocks_ * kBlockBytes;
-    int const row = lane / 4 * 8;
+    int const row = warp.lane / 4 * 8 + 2 * tile_;
     if constexpr (Rows::kHasScales)
       scales_ += (first * groups<P::kGroup>() * kBlock + row) * Rows::kScaleBytes;
     if constexpr (Rows::kHasZeros)
@@ -130,8 +140,9 @@ class Panel {
     constexpr int kUnits = kWindow / 2;
     int const window = number / kUnits * kWindow, left = blocks_ - window;
     int const length = left < kWindow ? left : kWindow;
-    int const inside = panel_ * length + number % kUnits * 2;
-    return codes_ + (Index(window) * panels_ + inside) * kBlockBytes;
+    // An expert's blocks are counted in 32 bits: more than 2^31 would be 2^42 bytes and more.
+    u32 const block = window * panels_ + panel_ * length + number % kUnits * 2;
+    return codes_ + u64(block) * kBlockBytes;
   }
 
   /// Requests a half of a unit whose codes are at `from`. `nothing` is 0; what it is computed
@@ -139,13 +150,11 @@ class Panel {
   __device__ __forceinline__ void load(Block<P>& block, int half, u8 const* from, int unit,
                                        u32 nothing) const {
     from += half * kBlockBytes + nothing;
+    if constexpr (S::kSharesBlocks) {
+      load_tile(block.codes, from);
+    } else {
 #pragma unroll
-    for (int i = 0; i < S::Planes::kBits; ++i) {
-      if constexpr (P::kWarpsM == 1) {
-        load_128_once(block.codes + 4 * i, from + 512 * i);
-      } else {
-        load_128(block.codes + 4 * i, from + 512 * i);
-      }
+      for (int i = 0; i < S::Planes::kBits; ++i) load_codes(block.codes + 4 * i, from + 512 * i);
     }
     if (Rows::kAhead && !(kRowsPerUnit && half == 1))
       load_rows(block.rows, unit * kUnitK + half * kBlock);
@@ -173,6 +182,35 @@ class Panel {
   }
 
  private:
+  static __device__ __forceinline__ void load_codes(u32* codes, u8 const* from) {
+    if constexpr (P::kWarpsM == 1) {
+      load_128_once(codes, from);
+    } else {
+      load_128(codes, from);
+    }
+  }
+
+  /// Requests the codes of the warp's tile. A plane of so many bits has as many words of it in each
+  /// lane: 16-byte loads of 4 and 8 bits, while other warps want the rest of those of 1 and 2.
+  __device__ __forceinline__ void load_tile(u32 (&codes)[S::Planes::kWords], u8 const* from) const {
+    constexpr int kBits = S::Planes::kBits;
+    u8 const* plane = from;
+    int start = 0;  // first word of the plane
+    if constexpr (kBits & 8) {
+      load_codes(codes, plane + tile_ * 1024);
+      load_codes(codes + 4, plane + tile_ * 1024 + 512);
+    }
+    if constexpr (kBits & 4) {
+      load_codes(codes, plane + tile_ * 512);
+      plane += 4 * 512, start += 16;
+    }
+    if constexpr (kBits & 2) {
+      load_64(codes + start, plane + tile_ / 2 * 512 + tile_ % 2 * 8);
+      plane += 2 * 512, start += 8;
+    }
+    if constexpr (kBits & 1) codes[start] = load_32(plane + tile_ * 4);
+  }
+
   /// Groups of a row, padding included.
   template <int kGroup>
   __device__ __forceinline__ int groups() const {
@@ -185,7 +223,7 @@ class Panel {
     return base + (Index(k / kGroup) * panels_ + panel_) * (kBlock * kBytes);
   }
 
-  int panels_, blocks_, panel_;
+  int panels_, blocks_, tile_, panel_;
   u8 const* codes_;
   u8 const* scales_;
   u8 const* zeros_;
