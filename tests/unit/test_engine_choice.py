@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Mapping
+from typing import ClassVar
 
 import core_oracle as oracle
 import pytest
@@ -13,11 +15,11 @@ from fake_kernels import FakeBackend, FakeTuning
 
 from humming import plugins
 from humming.backend import Problem
-from humming.configs import ComputeConfig, GemmKind, LayerConfig
+from humming.configs import ComputeConfig, GemmKind, LayerConfig, TuningConfig
 from humming.engine import CONDITIONS, Planner, bucket, buckets, choose
 from humming.engine.choice import _choose
-from humming.engine.measured import tuning_of
-from humming.errors import ProfileError, UnsupportedError
+from humming.engine.measured import tuning_of, use_of
+from humming.errors import ConfigError, ProfileError, UnsupportedError
 from humming.formats.activation import ActivationScheme
 from humming.formats.scheme import WeightScheme
 from humming.formats.table import number_format
@@ -136,11 +138,35 @@ def test_what_a_row_uses_can_be_a_key_of_a_set():
         how: object = None
 
     class Backend(FakeBackend):
-        tuning_type = Tuning
+        tunings: ClassVar[Mapping[str, type[TuningConfig]]] = {"only": Tuning}
 
     row = TuningRow(when={}, use={"tile": [[1, 2], [3, 4]], "how": {"a": [5]}}, source="")
     tuning = tuning_of(Backend, row)
     assert tuning == Tuning(tile=((1, 2), (3, 4)), how={"a": (5,)})
+
+
+def test_a_row_says_which_kind_of_tuning_it_means_where_there_are_several():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Other(TuningConfig):
+        width: int = 1
+
+    class Backend(FakeBackend):
+        tunings: ClassVar[Mapping[str, type[TuningConfig]]] = {"fake": FakeTuning, "other": Other}
+
+    def meant(**use: object) -> TuningConfig:
+        return tuning_of(Backend, TuningRow(when={}, use=use, source=""))
+
+    assert meant(pipeline="other", width=3) == Other(width=3)
+    assert meant(pipeline="fake", splits=2) == FakeTuning(splits=2)
+    assert use_of(Backend, Other(width=3)) == {"pipeline": "other", "width": 3}
+    assert meant(**use_of(Backend, FakeTuning(splits=2))) == FakeTuning(splits=2)
+    assert use_of(FakeBackend, FakeTuning()) == dataclasses.asdict(FakeTuning())
+    with pytest.raises(ConfigError, match="one of fake, other"):
+        meant(width=3)
+    with pytest.raises(TypeError, match="width"):
+        meant(pipeline="fake", width=3)
+    with pytest.raises(ConfigError, match="a FakeTuning or Other, for fake"):
+        Planner(Backend(profile()), LAYER, DENSE, TuningConfig())
 
 
 def test_a_measured_row_does_not_break_a_promise():

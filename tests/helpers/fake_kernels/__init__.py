@@ -5,7 +5,7 @@ It proves what core does with a backend's kernels, and nothing about fast ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -83,7 +83,7 @@ class FakeBackend(KernelBackend):
     """Refuses what its kernel does not read."""
 
     name = "fake"
-    tuning_type = FakeTuning
+    tunings: ClassVar[Mapping[str, type[TuningConfig]]] = {"fake": FakeTuning}
     #: What it was asked to pack, in order; a test clears it.
     packed: ClassVar[list[LayerConfig]] = []
     #: Whether codes are laid out by a kernel.

@@ -133,9 +133,13 @@ class KernelBackend(Backend):
 
     The package that holds it has its templates in ``templates/`` and its headers in
     ``include/PACKAGE/``.
+
+    Attributes:
+        tunings: kinds of tunings, by the name of the pipeline that each is for. A measured row of a
+            profile says which it means, ``pipeline = "NAME"``, where there are several.
     """
 
-    tuning_type: ClassVar[type[TuningConfig]] = TuningConfig
+    tunings: ClassVar[Mapping[str, type[TuningConfig]]] = {}
 
     def fit(
         self, weight: CanonicalWeight, layer: LayerConfig
@@ -251,6 +255,7 @@ class KernelSpec:
             backend expects to be zero each launch leaves so: counters lie in one place for all.
         entry: name of the kernel in the source.
         maps: by name of each argument of kind "map", what describes its tensor.
+        packages: further packages whose templates and headers its source uses.
     """
 
     name: str
@@ -263,6 +268,7 @@ class KernelSpec:
     workspace: Callable[[Problem, LayerConfig], int] | None = None
     entry: str = "kernel"
     maps: Mapping[str, MapOf] = field(default_factory=dict)
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,98 +1,94 @@
-"""Sm90Backend: what it accepts, and how it multiplies that."""
+"""Sm90Backend: what it accepts, and which family of layers answers for the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
-from humming.backend import Evidence, KernelBackend, KernelSpec, PackedWeight, Problem
-from humming.configs import ComputeConfig, GemmKind, LayerConfig, TuningConfig
-from humming.errors import ConfigError
+from humming.backend import Evidence, KernelBackend, KernelSpec, PackedWeight, Problem, RepackSpec
+from humming.configs import ComputeConfig, LayerConfig, TuningConfig
 from humming.profiles import DeviceProfile
 from humming.validity import layer_why_not
 from humming.weight import CanonicalWeight
-from humming_sm90.candidates import proposals
-from humming_sm90.cost import microseconds
-from humming_sm90.kernel import gemm_spec
-from humming_sm90.layout import layout_of, refuse_layout
-from humming_sm90.packing import fitted, pack_weight
-from humming_sm90.tuning import WgmmaTuning
+from humming_sm90.families import FAMILIES, Family
 
 __all__ = ["Sm90Backend"]
 
 
 class Sm90Backend(KernelBackend):
-    """wgmma fed by TMA: compute capability 9.0. So far for operands of 8 bits, both of them.
-
-    Attributes:
-        not_yet: why no device gets these kernels; None once they have run on one.
-    """
+    """wgmma: compute capability 9.0. See :mod:`humming_sm90.families`."""
 
     name = "sm90"
-    tuning_type = WgmmaTuning
-    # They were only simulated: nothing was measured yet.
-    not_yet: str | None = "only simulated so far: no GPU has run its kernels"
+    tunings: ClassVar[Mapping[str, type[TuningConfig]]] = {
+        name: pipeline.tuning for family in FAMILIES for name, pipeline in family.pipelines.items()
+    }
+
+    #: Every layer is of exactly one of them.
+    families: ClassVar[tuple[type[Family[Any]], ...]] = FAMILIES
+
+    def __init__(self, profile: DeviceProfile) -> None:
+        super().__init__(profile)
+        self._families = tuple(family(profile) for family in self.families)
 
     @classmethod
     def refuse_device(cls, profile: DeviceProfile) -> str | None:
-        """The hardware first, then what devices that would fit are refused for."""
+        """The hardware."""
         if profile.vendor != "nvidia":
             return f"for NVIDIA devices; {profile.title} is none"
         if "wgmma" not in profile.mma:
             return f"needs wgmma; {profile.title} lists {', '.join(profile.mma) or 'none'}"
-        return cls.not_yet
+        return None
 
     @classmethod
     def evidence(cls, profile: DeviceProfile) -> Evidence:
-        """Kernels run in the simulator."""
-        return Evidence.NONE if cls.refuse_device(profile) else Evidence.SIMULATED
+        """All pipelines ran on an H200; other Hoppers differ from it in numbers alone."""
+        if cls.refuse_device(profile):
+            return Evidence.NONE
+        return Evidence.MEASURED if profile.name == "nvidia-h200" else Evidence.SIMULATED
 
     def refuse(self, layer: LayerConfig, compute: ComputeConfig) -> str | None:
-        """A sentence for devices, and for numbers that no kernel here multiplies."""
+        """A sentence for devices, and for layers that no kernel here multiplies."""
         device = self.refuse_device(self.profile)
         if device is not None:
             return device
         reason = layer_why_not(layer, compute, self.profile)
-        if reason is not None:
-            return reason
-        if compute.gemm is GemmKind.INDEXED:
-            return "rows of activations chosen by index: TMA copies rows that lie together"
-        return refuse_layout(layer)
+        return reason or self._family(layer).refuse(layer, compute)
 
     def fit(
         self, weight: CanonicalWeight, layer: LayerConfig
     ) -> tuple[CanonicalWeight, LayerConfig]:
-        """See :func:`humming_sm90.packing.fitted`."""
-        return fitted(weight, layer)
+        """See the family."""
+        return self._family(layer).fit(weight, layer)
 
     def layout(self, layer: LayerConfig) -> str:
-        """Id of the layout; see :class:`humming_sm90.layout.WgmmaLayout`."""
-        return str(layout_of(layer))
+        """Id of the family's layout."""
+        return str(self._family(layer).layout(layer))
 
     def pack(self, weight: CanonicalWeight, layer: LayerConfig) -> PackedWeight:
-        """See :func:`humming_sm90.packing.pack_weight`."""
-        return pack_weight(weight, layer, layout_of(layer))
+        """See the family."""
+        return self._family(layer).pack(weight, layer)
+
+    def repack(self, weight: CanonicalWeight, layer: LayerConfig) -> RepackSpec | None:
+        """See the family."""
+        return self._family(layer).repack(weight, layer)
 
     def candidates(
         self, layer: LayerConfig, compute: ComputeConfig, problem: Problem
-    ) -> Iterable[WgmmaTuning]:
-        """See :func:`humming_sm90.candidates.proposals`."""
-        return proposals(self.profile, layer, compute, layout_of(layer))
+    ) -> Iterable[TuningConfig]:
+        """The proposals of all pipelines of the family."""
+        return self._family(layer).candidates(layer, compute, problem)
 
     def cost(
         self, layer: LayerConfig, compute: ComputeConfig, problem: Problem, tuning: TuningConfig
     ) -> float:
-        """See :func:`humming_sm90.cost.microseconds`."""
-        layout = layout_of(layer)
-        return microseconds(self.profile, layer, compute, layout, problem, _own(tuning))
+        """By the model of the tuning's pipeline."""
+        return self._family(layer).cost(layer, compute, problem, tuning)
 
     def kernel(
         self, layer: LayerConfig, compute: ComputeConfig, tuning: TuningConfig
     ) -> KernelSpec:
-        """See :func:`humming_sm90.kernel.gemm_spec`."""
-        return gemm_spec(self.profile, layer, compute, layout_of(layer), _own(tuning))
+        """Of the tuning's pipeline."""
+        return self._family(layer).kernel(layer, compute, tuning)
 
-
-def _own(tuning: TuningConfig) -> WgmmaTuning:
-    if not isinstance(tuning, WgmmaTuning):
-        raise ConfigError("tuning", tuning, "a WgmmaTuning")
-    return tuning
+    def _family(self, layer: LayerConfig) -> Family[Any]:
+        return next(family for family in self._families if family.has(layer))

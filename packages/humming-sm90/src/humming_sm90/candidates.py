@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from humming.backend import Problem
 from humming.configs import ComputeConfig, GemmKind, LayerConfig
 from humming.profiles import DeviceProfile
 from humming_sm90.kernel import shared_bytes
@@ -19,7 +20,11 @@ _SOME_SHARED_BYTES = 227 * 1024
 
 
 def proposals(
-    profile: DeviceProfile, layer: LayerConfig, compute: ComputeConfig, layout: WgmmaLayout
+    profile: DeviceProfile,
+    layer: LayerConfig,
+    compute: ComputeConfig,
+    layout: WgmmaLayout,
+    problem: Problem,
 ) -> Iterator[WgmmaTuning]:
     """Tunings that fit the device. All of them add up K in the same order, whatever M is."""
     most = profile.limits.smem_block_bytes or _SOME_SHARED_BYTES

@@ -8,7 +8,15 @@ from humming.configs import LayerConfig
 from humming.errors import UnsupportedError
 from humming.formats.scheme import Second, WeightScheme, Zero
 
-__all__ = ["BLOCK", "GROUP", "PADDED_N", "WgmmaLayout", "layout_of", "refuse_layout"]
+__all__ = [
+    "BLOCK",
+    "GROUP",
+    "PADDED_N",
+    "WgmmaLayout",
+    "are_of_one_width",
+    "layout_of",
+    "refuse_layout",
+]
 
 #: Columns per scale, of weights and of activations: those of a stage.
 GROUP = 128
@@ -85,12 +93,17 @@ class WgmmaLayout:
         return padded(self.n, PADDED_N)
 
 
+def are_of_one_width(layer: LayerConfig) -> bool:
+    """Whether codes and activations are of one kind, and so operands as they are stored."""
+    formats = {layer.weight.code.name, layer.activation.format.name}
+    return any(formats <= set(kind) for kind in (_FLOATS, _INTEGERS))
+
+
 def refuse_layout(layer: LayerConfig) -> str | None:
     """None if there is a packed form for this layer, or why there is none."""
     scheme, activation = layer.weight, layer.activation
     code, fmt = scheme.code.name, activation.format.name
-    both = _FLOATS if fmt in _FLOATS else _INTEGERS
-    if fmt not in both or code not in both or scheme.zero is not Zero.NONE:
+    if not are_of_one_width(layer) or scheme.zero is not Zero.NONE:
         codes = f"{code}+{scheme.zero.value}" if scheme.zero.value else code
         formats = f"{', '.join(_FLOATS)} with one another and {', '.join(_INTEGERS)} with itself"
         return f"multiplies {formats}, not {codes} weights by {fmt} activations"

@@ -114,9 +114,10 @@ class Planner:
         compute: ComputeConfig,
         forced: TuningConfig | None = None,
     ) -> None:
-        if forced is not None and not isinstance(forced, backend.tuning_type):
-            allowed = f"a {backend.tuning_type.__name__}, for {backend.name}"
-            raise ConfigError("tuning", forced, allowed)
+        kinds = tuple(backend.tunings.values())
+        if forced is not None and not isinstance(forced, kinds):
+            names = " or ".join(kind.__name__ for kind in kinds)
+            raise ConfigError("tuning", forced, f"a {names}, for {backend.name}")
         self.backend, self.layer, self.compute, self.forced = backend, layer, compute, forced
         self._specs: dict[TuningConfig, KernelSpec] = {}
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from humming.backend import KernelBackend, Problem
 from humming.configs import ComputeConfig, LayerConfig, TuningConfig
-from humming.errors import ProfileError
+from humming.errors import ConfigError, ProfileError
 from humming.profiles import DeviceProfile, TuningRow
 
-__all__ = ["CONDITIONS", "check_rows", "matching_row", "tuning_of"]
+__all__ = ["CONDITIONS", "check_rows", "matching_row", "tuning_of", "use_of"]
 
 #: What the condition of a row can be about. Numbers may be given as ranges, [first, last].
 CONDITIONS: dict[str, Callable[[LayerConfig, ComputeConfig, Problem], str | int]] = {
@@ -50,9 +51,26 @@ def tuning_of(backend: type[KernelBackend], row: TuningRow) -> TuningConfig:
     """What a row says to use, as the backend's own tuning; a list becomes a tuple.
 
     Raises:
-        TypeError, ValueError: the backend's tuning has no such field, or refuses a value.
+        TypeError, ValueError: the backend's tuning has no such field, or refuses a value; or it has
+            several kinds of tunings, and the row says of none that it is meant.
     """
-    return backend.tuning_type(**{key: _frozen(value) for key, value in row.use.items()})
+    fields = {key: _frozen(value) for key, value in row.use.items()}
+    kinds = backend.tunings
+    if len(kinds) == 1:
+        (kind,) = kinds.values()
+        return kind(**fields)
+    name = fields.pop("pipeline", None)
+    if name not in kinds:
+        raise ConfigError("pipeline", name, f"one of {', '.join(kinds)}")
+    return kinds[name](**fields)
+
+
+def use_of(backend: type[KernelBackend], tuning: TuningConfig) -> dict[str, Any]:
+    """What a row would say to use: the inverse of :func:`tuning_of`."""
+    kinds = backend.tunings
+    names = {} if len(kinds) == 1 else {kind: name for name, kind in kinds.items()}
+    pipeline = {"pipeline": names[type(tuning)]} if names else {}
+    return {**pipeline, **dataclasses.asdict(tuning)}
 
 
 def check_rows(profile: DeviceProfile, backend: type[KernelBackend]) -> None:

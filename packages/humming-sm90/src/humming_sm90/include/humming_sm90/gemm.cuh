@@ -6,12 +6,29 @@
 
 namespace humming::sm90 {
 
+/// Fills what boxes of x leave of every stage with zeros. All that multiply call it, before the first.
+template <class P>
+__device__ __forceinline__ void clear_rows(Arguments const& args, Shared<P> const& shared) {
+  u32 const box = args.template box_bytes<P::kKind>();
+  if (box == Plan<P>::kXBytes) return;
+  constexpr int kThreads = kConsumers * kGroupThreads;
+  u32 const zeros[4] = {0, 0, 0, 0};
+  for (int stage = 0; stage < P::kStages; ++stage) {
+    u32 const end = shared.x(stage) + Plan<P>::kXBytes;
+    u32 const first = shared.x(stage) + box + (threadIdx.x - kGroupThreads) * 16;
+    for (u32 to = first; to < end; to += kThreads * 16) store_shared_128(to, zeros);
+  }
+  fence_proxy_async();
+  named_barrier<kThreads>(1);
+}
+
 /// The part of the kernel for a warpgroup that multiplies.
 template <class P>
 __device__ __forceinline__ void consume(Arguments const& args, Tiles<P> const& tiles,
                                         Shared<P> const& shared) {
   Consumer const place;
   Ring<P::kStages> ring;
+  clear_rows(args, shared);
   tiles.for_each([&](Tile const& tile) {
     Totals<P> totals;
     if constexpr (P::kPromotes) {

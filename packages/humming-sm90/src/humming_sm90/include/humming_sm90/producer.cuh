@@ -11,6 +11,7 @@ template <class P>
 __device__ __forceinline__ void copy_operands(Arguments const& args, Tiles<P> const& tiles,
                                               Shared<P> const& shared) {
   int const steps = args.steps();
+  u32 const bytes = Plan<P>::kBulkBytes + args.template box_bytes<P::kKind>();
   Ring<P::kStages> ring;
   tiles.for_each([&](Tile const& tile) {
     int const first_n = tile.column * P::kTileN;
@@ -19,7 +20,7 @@ __device__ __forceinline__ void copy_operands(Arguments const& args, Tiles<P> co
     for (int step = 0; step < steps; ++step) {
       u32 const full = shared.full(ring.stage);
       mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
-      mbarrier_arrive_expect_tx(full, Plan<P>::kBulkBytes);
+      mbarrier_arrive_expect_tx(full, bytes);
       int const k = step * kStepK;
       cp_async_bulk_tensor(shared.x(ring.stage), args.x, k, int(tile.first), full);
       cp_async_bulk_tensor(shared.weight(ring.stage), args.weight, k, first_n, tile.expert, full);

@@ -53,6 +53,12 @@ struct Arguments {
   i32 const* groups;
 
   __device__ __forceinline__ int steps() const { return (k + kStepK - 1) / kStepK; }
+  /// Bytes of a box of x: no more rows than there are, in eights; twin of _x_map() in kernel.py.
+  template <GemmKind kKind>
+  __device__ __forceinline__ u32 box_bytes() const {
+    Index const rows = kKind == GemmKind::kGroupedMasked ? Index(m) * experts : m;
+    return kRowBytes * u32(rows < kTileM ? (rows + 7) / 8 * 8 : kTileM);
+  }
   __device__ __forceinline__ int padded_n() const {
     return (n + kPaddedN - 1) / kPaddedN * kPaddedN;
   }
@@ -76,8 +82,8 @@ struct Plan {
   static constexpr int kStageBytes = kXBytes + kWeightBytes;
   static constexpr int kRowScaleBytes = P::kHasRowGroups ? 4 * kTileM : 0;
   static constexpr int kScaleBytes = P::kScaleRows == 1 ? 4 * P::kTileN : 0;
-  /// What asynchronous bulk copies bring for a stage.
-  static constexpr int kBulkBytes = kStageBytes + kScaleBytes;
+  /// What asynchronous bulk copies bring for a stage beside x.
+  static constexpr int kBulkBytes = kWeightBytes + kScaleBytes;
   /// Those who say that a stage is full: one thread for its bulk copies, a warp for scales of rows.
   static constexpr int kFillers = 1 + (P::kHasRowGroups ? 32 : 0);
 

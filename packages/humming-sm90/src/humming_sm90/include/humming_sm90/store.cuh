@@ -33,6 +33,21 @@ __device__ __forceinline__ void store_shared_floats(u32 to, float first, float s
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(first), "f"(second) : "memory");
 }
 
+/// Stores the first `left` results of 16 bytes, each of `kBytes` bytes.
+template <int kBytes>
+__device__ __forceinline__ void store_some(u8* to, u32 const (&words)[4], int left) {
+#pragma unroll
+  for (int i = 0; i < 16 / kBytes; ++i) {
+    if (i >= left) break;
+    int const bit = i * 8 * kBytes;
+    if constexpr (kBytes == 4) {
+      reinterpret_cast<u32*>(to)[i] = words[i];
+    } else {
+      reinterpret_cast<u16*>(to)[i] = static_cast<u16>(words[bit / 32] >> bit % 32);
+    }
+  }
+}
+
 /// Where 16 bytes of a row of 128 lie, so that what a warp stores or reads differs in banks.
 __device__ __forceinline__ u32 swizzled(int row, int sixteen) {
   return row * kRowBytes + (sixteen ^ (row & 7)) * 16;
@@ -133,20 +148,7 @@ class Epilogue {
       if (aligned) {
         store_128(to, words);
       } else {
-        store_some(to, words, args_.n - n);
-      }
-    }
-  }
-
-  static __device__ __forceinline__ void store_some(u8* to, u32 const (&words)[4], int left) {
-#pragma unroll
-    for (int i = 0; i < kPerChunk; ++i) {
-      if (i >= left) break;
-      int const bit = i * 8 * kBytes;
-      if constexpr (kBytes == 4) {
-        reinterpret_cast<u32*>(to)[i] = words[i];
-      } else {
-        reinterpret_cast<u16*>(to)[i] = static_cast<u16>(words[bit / 32] >> bit % 32);
+        store_some<kBytes>(to, words, args_.n - n);
       }
     }
   }

@@ -36,6 +36,11 @@ __device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+/// fence.proxy.async: what was written to shared memory is there for wgmma.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
 /// Ties sums to the wait before it: the compiler does not know what writes them, and when.
 __device__ __forceinline__ void after_wait(float& sum) { asm volatile("" : "+f"(sum)::"memory"); }
 __device__ __forceinline__ void after_wait(i32& sum) { asm volatile("" : "+r"(sum)::"memory"); }

@@ -1,0 +1,240 @@
+// The mainloop of few tokens: weights stream from global memory into registers, as in the skeleton of
+// humming/gemm, and are the A operand of wgmma there; activations are its B operand in the ring.
+//
+// A warpgroup multiplies 64 rows of weights by all tokens of the tile, 16 rows a warp. Teams of
+// warpgroups take turns in K, so that one decodes while another's wgmmas run.
+#pragma once
+
+#include <humming/gemm/gemm.cuh>
+#include <humming_sm90/wgmma.cuh>
+
+namespace humming::sm90 {
+
+/// What the skeleton wants to know of an MMA. `Instruction` is one of templates/wgmma_registers.cu.j2.
+template <class Number, class Instruction>
+struct StreamMma {
+  struct Sums {
+    Number c[4];
+  };
+  static __device__ __forceinline__ float value(Number sum) { return static_cast<float>(sum); }
+
+  /// Sums of a warpgroup: those of 8 tokens after one another, as fragments.
+  using All = Number[Instruction::kTokens / 2];
+  static __device__ __forceinline__ void multiply(All& sums, u32 const (&a)[4], u64 b, bool adds) {
+    Instruction::multiply(sums, a, b, adds);
+  }
+};
+
+/// The word of a descriptor of swizzled rows that has their address; sixteens of bytes may be added.
+__device__ __forceinline__ u32 rows_word(u32 address) { return (address >> 4 & 0x3fff) | 1u << 16; }
+
+/// The descriptor with such a word. Its other word is a constant, so that adding takes one instruction.
+__device__ __forceinline__ u64 swizzled_rows_of(u32 word) {
+  u64 descriptor;
+  asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(word), "n"(1024 / 16 | 1 << 30));
+  return descriptor;
+}
+
+/// Multiplies blocks by halves of stages; sums are in registers of the tensor cores until `finish`.
+template <class P>
+class StreamMultiplier {
+  using S = Sizes<P>;
+  using Mma = typename P::Mma;
+  using All = typename Mma::All;
+  static constexpr int kSums = 4 * S::kTokenTiles;
+  static constexpr bool kFloatZeros = P::kZero == Zero::kFloat;
+  static_assert(P::kActivationGroup == 0, "StreamMultiplier: tokens with scales per group");
+
+ public:
+  /// Sums become 0.
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      sums_[i] = 0;
+      if constexpr (S::kPromotes) promoted_[i] = 0;
+    }
+  }
+
+  /// Waits for the wgmmas under way: then their operands may be written.
+  __device__ __forceinline__ void wait() {
+    wgmma_wait_group<0>();
+    after_wait(sums_);
+  }
+
+  /// A block by half `half` of the stage that rows_word() of its address describes.
+  __device__ __forceinline__ void operator()(Block<P> const& block, int half, u32 stage) {
+    if constexpr (S::kPromotes) {
+#pragma unroll
+      for (int at = 0; at < S::kIntervals; ++at) interval(block, at, half, stage);
+    } else {
+      wait();
+      u32 a[S::kSteps][4];
+#pragma unroll
+      for (int step = 0; step < S::kSteps; ++step)
+        Decoded<P>(block, step / S::kIntervalSteps, 0).step(step, a[step]);
+      start(sums_, a, half, 0, stage, true);
+    }
+  }
+
+  /// The sums, as fragments.
+  __device__ __forceinline__ void finish(Totals<P>& totals) {
+    wait();
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      if constexpr (S::kPromotes) {
+        totals.sums[0][i / 4].c[i % 4] = promoted_[i];
+      } else {
+        totals.sums[0][i / 4].c[i % 4] = sums_[i];
+      }
+    }
+  }
+
+ private:
+  /// Multiplies steps from `first` on; those of an operand in 128 bytes of a row are 32 bytes apart.
+  template <int kSteps>
+  static __device__ __forceinline__ void start(All& sums, u32 const (&a)[kSteps][4], int half,
+                                               int first, u32 stage, bool adds) {
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      int const from = (half * S::kSteps + first + i) * 32;
+      u32 const b = (from / kRowBytes * (S::kTileM * kRowBytes) + from % kRowBytes) / 16;
+      Mma::multiply(sums, a[i], swizzled_rows_of(stage + b), adds || i > 0);
+    }
+    wgmma_commit_group();
+  }
+
+  /// Scales are applied in f32 to the sums of an interval.
+  __device__ __forceinline__ void interval(Block<P> const& block, int at, int half, u32 stage) {
+    constexpr int kSteps = S::kIntervalSteps;
+    Decoded<P> const weights(block, at, 0);
+    u32 a[kSteps][4];
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) weights.step(at * kSteps + i, a[i]);
+    start(sums_, a, half, at * kSteps, stage, false);
+    wait();
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) {
+      float const sum = Mma::value(sums_[i]);
+      promoted_[i] =
+          P::kGroup != 0 ? fmaf(sum, block.rows.scale(at, i % 4 / 2), promoted_[i]) : promoted_[i] + sum;
+    }
+    if constexpr (kFloatZeros) {
+      // Zero points times the sums of x, which ones in the place of weights give.
+      constexpr u32 kOnes = ones<typename P::Target>();
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i)
+#pragma unroll
+        for (int r = 0; r < 4; ++r) a[i][r] = kOnes;
+      start(sums_, a, half, at * kSteps, stage, false);
+      wait();
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) {
+        float const zero = scale_value<typename P::Scale>(block.rows.zero(at, i % 4 / 2)) *
+                           power_of_two_float(-S::Decoder::kExponent);
+        promoted_[i] = fmaf(Mma::value(sums_[i]), zero, promoted_[i]);
+      }
+    }
+  }
+
+  All sums_;
+  Chosen<S::kPromotes, float[kSums], Nothing> promoted_;
+};
+
+/// Two batches of blocks are in registers, one being multiplied while the other arrives: 1 KB a warp
+/// of 4-bit codes. As in WarpMainloop, one is requested once the one before it is there.
+struct StreamMainloop {
+  template <class P>
+  struct Batch {
+    using S = Sizes<P>;
+    static constexpr int kBits = S::Planes::kBits;
+    static constexpr int kUnits = kBits <= 2 ? 2 : 1;
+    Block<P> blocks[kUnits][2];
+
+    /// Requests the units of a team from `unit` on; past the last, that one again.
+    __device__ __forceinline__ void load(Panel<P> const& panel, int unit, int last, u32 nothing) {
+#pragma unroll
+      for (int i = 0; i < kUnits; ++i) {
+        int const next = unit + i * P::kWarpsK, number = next < last ? next : last;
+        u8 const* const from = panel.unit(number);
+        panel.load(blocks[i][0], 0, from, number, nothing);
+        panel.load(blocks[i][1], 1, from, number, nothing);
+      }
+    }
+
+    /// What arrives last.
+    __device__ __forceinline__ u32 latest() const {
+      return blocks[kUnits - 1][1].codes[kBits & 1 ? 4 * (kBits & 14) : kBits & 2 ? 4 * (kBits & 12) + 1 : kBits & 4 ? 3 : 7];
+    }
+  };
+
+  template <class P>
+  static __device__ __forceinline__ void multiply(GemmArguments const& args, TileRows const& rows,
+                                                  int expert, Panel<P> const& panel, int begin,
+                                                  int end, u32 shared, Totals<P>& totals) {
+    using S = Sizes<P>;
+    static_assert(S::kRowBytes % kRowBytes == 0, "StreamMainloop: a stage has whole swizzled rows");
+    WarpPlace<P> const warp;
+    int const first = begin + warp.team;
+    int const units = units_of_team<P>(first, end);
+    if (units == 0) {
+      totals = {};
+      return;
+    }
+    using TeamRing = Ring<P, P::Copy::kAsync && !P::kHasOrder>;
+    u32 const base = shared + warp.team * (TeamRing::kStages * S::kStageBytes);
+    u32 const described = rows_word(base);
+    TeamRing ring(Source<P>(args, rows, expert, warp.thread), base, first, units);
+    StreamMultiplier<P> multiply_half;
+    u32 const never = static_cast<u32>(args.n) >> 31;  // 0, which compilers don't know
+    int const last = first + (units - 1) * P::kWarpsK;
+    int stage = 0;
+    auto const advance = [&] {
+      ring.advance([&] {
+        multiply_half.wait();  // who fills the ring overwrites what they read
+        fence_proxy_async();
+        named_barrier<S::kTeamThreads>(1 + warp.team);
+      });
+      u32 const x = described + stage * (S::kStageBytes / 16);
+      stage = stage + 1 == TeamRing::kStages ? 0 : stage + 1;
+      return x;
+    };
+    int unit = first;
+    auto const consume = [&](Batch<P>& batch) {
+#pragma unroll
+      for (int i = 0; i < Batch<P>::kUnits; ++i) {
+        if (unit > last) return;
+        u32 x = advance();
+        Panel<P>::share_rows(batch.blocks[i][0], batch.blocks[i][1]);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          Block<P>& block = batch.blocks[i][half];
+          if constexpr (!BlockScales<P>::kAhead)
+            panel.load_rows(block.rows, unit * kUnitK + half * kBlock);
+          if (P::kStageBlocks == 1 && half == 1) x = advance();
+          multiply_half(block, half % P::kStageBlocks, x);
+        }
+        unit += P::kWarpsK;
+      }
+    };
+    auto const load = [&](Batch<P>& batch, u32 nothing) {
+      // Codes that need no decoding are operands themselves.
+      if constexpr (is_same<typename P::Weight, typename P::Target>) multiply_half.wait();
+      batch.load(panel, unit + Batch<P>::kUnits * P::kWarpsK, last, nothing);
+    };
+    Batch<P> even, odd;
+    even.load(panel, first, last, 0);
+    ring.prefetch();
+    multiply_half.clear();
+    while (unit <= last) {
+      load(odd, even.latest() & never);
+      consume(even);
+      if (unit > last) break;
+      load(even, odd.latest() & never);
+      consume(odd);
+    }
+    multiply_half.finish(totals);
+  }
+};
+
+}  // namespace humming::sm90

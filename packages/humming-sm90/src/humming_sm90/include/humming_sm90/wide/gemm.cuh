@@ -1,0 +1,62 @@
+// The kernel: one warpgroup copies, two multiply; each CTA computes tile after tile.
+#pragma once
+
+#include <humming_sm90/wide/parts.cuh>
+#include <humming_sm90/wide/producer.cuh>
+#include <humming_sm90/wide/store.cuh>
+
+namespace humming::sm90::wide {
+
+/// The part of the kernel for a warpgroup that multiplies.
+template <class P>
+__device__ __forceinline__ void consume(Arguments const& args, Items<P> const& items,
+                                        Shared<P> const& shared) {
+  Consumer const place;
+  Ring<P::kStages> ring;
+  items.for_each([&](Item const& item) {
+    PanelPair const pair(args, item.tile);
+    // Without a panel of its own a warpgroup multiplies the other's, and stores nothing.
+    bool const own = int(place.group) < pair.count;
+    Totals<P> totals;
+    Multiplier<P> multiplier(shared, place, own ? place.group : 0, ring, totals);
+    int const steps = item.end - item.begin;
+    if constexpr (Plan<P>::kPromotes) {
+      multiplier.promoting(steps);
+    } else {
+      multiplier.direct(steps);
+    }
+    if constexpr (P::kSplits > 1) {
+      if (item.parts > 1 && !add_parts(args, item, place, shared.flag(), totals)) return;
+    }
+    if (own)
+      Epilogue<P>(args, item.tile, place, pair.first + place.group)
+          .store(totals, shared.result(place.group));
+  });
+}
+
+/// One launch of kThreads threads per CTA; `P` is described in plan.cuh. Dynamic shared memory:
+/// kSharedBytes, and 4 * (experts + 1) bytes behind it where rows are grouped. Any grid will do.
+template <class P>
+__device__ __forceinline__ void gemm(Arguments const& args) {
+  extern __shared__ __align__(1024) u8 dynamic[];
+  Shared<P> const shared{shared_address(dynamic)};
+  if (threadIdx.x == 0) {
+    prefetch_tensormap(args.x);
+    for (int stage = 0; stage < P::kStages; ++stage) {
+      mbarrier_init(shared.full(stage), Plan<P>::kFillers);
+      mbarrier_init(shared.empty(stage), kConsumerWarps);
+    }
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  Items<P> const items(args, reinterpret_cast<int*>(dynamic + Plan<P>::kSharedBytes));
+  if (threadIdx.x < kGroupThreads) {
+    setmaxnreg_dec<kProducerRegisters>();
+    produce(args, items, shared);
+  } else {
+    setmaxnreg_inc<kConsumerRegisters>();
+    consume(args, items, shared);
+  }
+}
+
+}  // namespace humming::sm90::wide

@@ -1,0 +1,177 @@
+// What a GEMM kernel for many tokens with decoded weights is made of, as constants of its policy.
+//
+// out[m, n] = sum over k of x[m, k] * w[n, k]. Weights are the M side of the MMA and come from
+// registers, where they are decoded; tokens are its N side and lie in shared memory.
+//
+//   step      64 of K: a stage of the ring, a block of weights
+//   tile      two panels of 64 rows of weights by kTokens tokens: what a CTA computes at a time
+//   chunk     kChunk tokens: what one MMA takes of a tile
+//   interval  K that is multiplied before scales are applied, within two steps
+//   part      a run of the steps of a tile, for one CTA
+//
+// A policy has
+//
+//   Weight, Target, Scale, Output     formats: of codes, of decoded weights and x, of scales, ...
+//   Mma                               the instruction, for kChunk tokens
+//   kKind, kRaster                    rows of x to weights, and the walk through the tiles
+//   kTileN, kTokens, kChunk, kStages  sizes
+//   kSplits, kCounterBytes            parts of a tile, and where partials begin in the workspace
+//   kZero, kGroup, kZeroGroup         zero points, and K per scale; 0: none
+//   kFolds                            scales are multiplied into the operand (one more rounding)
+//                                     and not into the sums of an interval
+//   kHasChannel, kHasBias             which arguments are given
+#pragma once
+
+#include <humming/gemm/mainloop.cuh>
+#include <humming_sm90/tiles.cuh>
+
+namespace humming::sm90::wide {
+
+inline constexpr int kStepK = kBlock;  // operands of 16 bits: rows of 128 bytes
+inline constexpr int kMmaK = 16;
+inline constexpr int kPanels = kConsumers;
+static_assert(2 * kStepK == kRowBytes && kBlock == kGroupM, "a block is a warpgroup's");
+
+/// Arguments of the kernel; named as in humming.engine.arguments.
+struct Arguments {
+  TensorMap const* x;
+  u8 const* weight;
+  u8 const* scales;
+  u8 const* zeros;
+  float const* channel;
+  float const* bias;
+  void* out;
+  u8* workspace;
+  i32 m, n, k, experts;
+  i32 const* groups;
+
+  /// Panels of rows that there are.
+  __device__ __forceinline__ int panels() const { return (n + kBlock - 1) / kBlock; }
+  /// Blocks of a panel, padding included, and so steps: an even number.
+  __device__ __forceinline__ int steps() const { return (k + kUnitK - 1) / kUnitK * 2; }
+};
+
+/// What a CTA computes at a time: steps [begin, end) of a tile.
+struct Item {
+  Tile tile;
+  u32 number;  // of the tile
+  int part, parts, begin, end;
+};
+
+/// The items of a launch: those of a split-K Schedule whose steps are pairs of steps here.
+template <class P>
+class Items {
+ public:
+  /// Every thread calls it. prefix: [experts + 1] in shared memory, if rows are grouped.
+  __device__ __forceinline__ Items(Arguments const& args, int* prefix)
+      : tiles_(args, prefix), units_(args.steps() / 2) {}
+
+  /// Calls `body` with each item of this CTA.
+  template <class Body>
+  __device__ __forceinline__ void for_each(Body const& body) const {
+    u32 const parts = P::kSplits < units_ ? P::kSplits : units_;
+    u32 const length = units_ / parts, longer = units_ - length * parts;
+    u32 const count = tiles_.count() * parts;
+    for (u32 number = blockIdx.x; number < count; number += gridDim.x) {
+      u32 const tile = P::kSplits == 1 ? number : number / parts, part = number - tile * parts;
+      u32 const begin = part * length + (part < longer ? part : longer);
+      u32 const end = begin + length + (part < longer);
+      body(Item{tiles_.tile(tile), tile, int(part), int(parts), int(2 * begin), int(2 * end)});
+    }
+  }
+
+ private:
+  Tiles<P, P::kTokens, Arguments> tiles_;
+  int units_;
+};
+
+template <class P>
+struct Plan {
+  using Decoder = typename decltype(choose_operands<P>())::type;
+  using Planes = typename Decoder::Planes;
+  static_assert(is_half<typename P::Target>, "Plan: operands of 16 bits");
+  static_assert(P::kTileN == kPanels * kBlock, "Plan: a warpgroup multiplies one panel");
+  static_assert(P::kTokens % P::kChunk == 0 && P::kChunk % 16 == 0, "Plan: a broken tile");
+  static_assert(P::kSplits == 1 || P::kTokens <= 128, "Plan: parts of tiles that are too large");
+
+  static constexpr int kChunks = P::kTokens / P::kChunk;
+  static constexpr int kChunkSums = P::kChunk / 2;  // 64 rows for 128 threads
+
+  // Scales and zero points: bytes of one, and how many of a row a step has.
+  static constexpr bool kFloatZeros = P::kZero == Zero::kFloat;
+  static constexpr int kScaleBytes = P::kGroup != 0 ? P::Scale::kBits / 8 : 0;
+  static constexpr int kZeroBytes =
+      P::kZero == Zero::kNone ? 0 : kFloatZeros ? P::Scale::kBits / 8 : 1;
+  static constexpr int kScaleInterval = greatest_common_divisor(kStepK, P::kGroup);
+  static constexpr int kZeroInterval = greatest_common_divisor(kStepK, P::kZeroGroup);
+  static constexpr int kScales = kStepK / kScaleInterval;
+  static constexpr int kZeros = kStepK / kZeroInterval;
+
+  static constexpr bool kPromotes = (P::kGroup != 0 && !P::kFolds) || kFloatZeros;
+  static constexpr int kInterval = greatest_common_divisor(
+      greatest_common_divisor(2 * kStepK, P::kGroup), kFloatZeros ? P::kZeroGroup : 0);
+  static constexpr bool kPairs = kInterval > kStepK;
+  static constexpr int kIntervals = kPairs ? 1 : kStepK / kInterval;  // of a step, or of two
+  static constexpr int kMmas = kInterval / kMmaK;  // of an interval
+  static_assert(kInterval % kMmaK == 0, "Plan: a scale group that is no multiple of an MMA's K");
+  static_assert(!P::kFolds ||
+                    (P::kGroup != 0 && !kFloatZeros && is_same<typename P::Target, Bf16>),
+                "Plan: only scales go into bf16 operands, and nothing else may need f32");
+
+  // Bytes of a stage: x, and of each panel its codes, scales and zero points.
+  static constexpr int kXBytes = P::kTokens * kRowBytes;
+  static constexpr int kBlockBytes = 16 * 32 * Planes::kBits;
+  static constexpr int kPanelScaleBytes = kBlock * kScaleBytes;  // of one interval
+  static constexpr int kPanelZeroBytes = kBlock * kZeroBytes;
+  static constexpr int kPanelBytes =
+      kBlockBytes + kScales * kPanelScaleBytes + kZeros * kPanelZeroBytes;
+
+  /// Threads that fill a stage: with x, with codes, with scales and zero points.
+  static constexpr int kFillers = kPanelBytes > kBlockBytes ? 3 : 2;
+
+  // Shared memory, from a multiple of 1024 on.
+  static constexpr int kResultBytes = 8192;  // of a warpgroup: so much of the result at a time
+  static constexpr int kResults = P::kStages * kXBytes;
+  static constexpr int kWeights = kResults + kPanels * kResultBytes;
+  static constexpr int kFlag = kWeights + P::kStages * kPanels * kPanelBytes;
+  static constexpr int kFull = kFlag + 16;
+  static constexpr int kEmpty = kFull + 8 * P::kStages;
+  static constexpr int kSharedBytes = kEmpty + 8 * P::kStages;
+  static_assert(kSharedBytes <= 232448, "Plan: more shared memory than a CTA can have");
+};
+
+/// Where in shared memory things are.
+template <class P>
+struct Shared {
+  using L = Plan<P>;
+  u32 base;
+
+  __device__ __forceinline__ u32 x(u32 stage) const { return base + stage * L::kXBytes; }
+  /// Codes of both panels, then their scales of each interval, then their zero points.
+  __device__ __forceinline__ u32 codes(u32 stage) const {
+    return base + L::kWeights + stage * (kPanels * L::kPanelBytes);
+  }
+  __device__ __forceinline__ u32 scales(u32 stage) const {
+    return codes(stage) + kPanels * L::kBlockBytes;
+  }
+  __device__ __forceinline__ u32 zeros(u32 stage) const {
+    return scales(stage) + kPanels * L::kScales * L::kPanelScaleBytes;
+  }
+  __device__ __forceinline__ u32 result(u32 group) const {
+    return base + L::kResults + group * L::kResultBytes;
+  }
+  __device__ __forceinline__ u32 flag() const { return base + L::kFlag; }
+  __device__ __forceinline__ u32 full(u32 stage) const { return base + L::kFull + 8 * stage; }
+  __device__ __forceinline__ u32 empty(u32 stage) const { return base + L::kEmpty + 8 * stage; }
+};
+
+/// The panels of a tile: the last tile may have only one.
+struct PanelPair {
+  int first, count;
+
+  __device__ __forceinline__ PanelPair(Arguments const& args, Tile const& tile)
+      : first(kPanels * tile.column),
+        count(args.panels() - first < kPanels ? args.panels() - first : kPanels) {}
+};
+
+}  // namespace humming::sm90::wide

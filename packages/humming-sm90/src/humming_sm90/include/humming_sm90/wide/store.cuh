@@ -1,0 +1,136 @@
+// From sums to results: scale, add the bias, round, turn rows of weights into rows of tokens by way
+// of shared memory, and store. A warpgroup does it for its own panel.
+#pragma once
+
+#include <humming_sm90/store.cuh>
+#include <humming_sm90/wide/multiply.cuh>
+
+namespace humming::sm90::wide {
+
+/// stmatrix.x4.trans: lanes 8i to 8i + 7 give the rows, of 16 bytes, of matrix i transposed.
+__device__ __forceinline__ void stmatrix_x4_trans(u32 to, u32 const (&from)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+}
+
+/// st.shared.f32
+__device__ __forceinline__ void store_shared_float(u32 to, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
+
+/// What the epilogue does with the sums of a panel.
+template <class P>
+class Epilogue {
+  using L = Plan<P>;
+  static constexpr int kBytes = P::Output::kBits / 8;
+  static constexpr int kPerChunk = 16 / kBytes;
+  static constexpr int kOutBytes = kBlock * kBytes;  // of a row of the panel's result
+  static constexpr int kChunks = kOutBytes / 16;
+  static constexpr int kPass = L::kResultBytes / kOutBytes;  // tokens at a time
+
+ public:
+  __device__ __forceinline__ Epilogue(Arguments const& args, Tile const& tile,
+                                      Consumer const& place, int panel)
+      : args_(args), tile_(tile), place_(place), first_n_(panel * kBlock) {
+    Index const row = (Index(tile.expert) * args.panels() + panel) * kBlock + warp() * 16 +
+                      place.lane / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      factors_[half] = power_of_two_float(L::Decoder::kExponent);
+      if constexpr (P::kHasChannel) factors_[half] *= __ldg(args.channel + row + 8 * half);
+      if constexpr (P::kHasBias) biases_[half] = __ldg(args.bias + row + 8 * half);
+    }
+  }
+
+  /// Stores the results; `shared` is the warpgroup's own.
+  __device__ __forceinline__ void store(Totals<P> const& totals, u32 shared) const {
+    int const barrier = 1 + place_.group;
+#pragma unroll
+    for (int first = 0; first < P::kTokens; first += kPass) {
+      if (first >= tile_.count) break;
+      named_barrier<kGroupThreads>(barrier);  // what was here is copied
+      round(totals, first, shared);
+      named_barrier<kGroupThreads>(barrier);
+      copy(first, shared);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ u32 warp() const { return place_.warp % 4; }
+
+  /// Where 16 bytes of a token's row lie, so that what a warp stores or reads differs in banks.
+  static __device__ __forceinline__ u32 at(int token, int sixteen) {
+    return token * kOutBytes + (sixteen ^ (token & 7)) * 16;
+  }
+
+  /// Results of the thread for 8 tokens.
+  __device__ __forceinline__ void values(Totals<P> const& totals, int eight,
+                                         float (&results)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      float value = totals.value(eight, i) * factors_[i / 2];
+      if constexpr (P::kHasBias) value += biases_[i / 2];
+      results[i] = value;
+    }
+  }
+
+  __device__ __forceinline__ void round(Totals<P> const& totals, int first, u32 shared) const {
+    int const lane = place_.lane;
+    if constexpr (kBytes == 2) {
+#pragma unroll
+      for (int eight = 0; eight < kPass / 8; eight += 2) {
+        u32 pairs[4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float results[4];
+          values(totals, first / 8 + eight + i, results);
+          pairs[2 * i] = rounded_pair(results[0], results[1], typename P::Output{});
+          pairs[2 * i + 1] = rounded_pair(results[2], results[3], typename P::Output{});
+        }
+        int const token = 8 * eight + lane / 16 * 8 + lane % 8;
+        stmatrix_x4_trans(shared + at(token, 2 * warp() + lane / 8 % 2), pairs);
+      }
+    } else {
+#pragma unroll
+      for (int eight = 0; eight < kPass / 8; ++eight) {
+        float results[4];
+        values(totals, first / 8 + eight, results);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          int const token = 8 * eight + lane % 4 * 2 + i % 2;
+          int const row = 16 * warp() + lane / 4 + i / 2 * 8;
+          store_shared_float(shared + at(token, row / 4) + row % 4 * 4, results[i]);
+        }
+      }
+    }
+  }
+
+  /// Copies tokens to the result, 16 bytes at a time where its rows allow that.
+  __device__ __forceinline__ void copy(int first, u32 shared) const {
+    bool const aligned = args_.n % kPerChunk == 0;
+#pragma unroll
+    for (int i = 0; i < kPass * kChunks / kGroupThreads; ++i) {
+      int const chunk = i * kGroupThreads + threadIdx.x % kGroupThreads;
+      int const token = chunk / kChunks, sixteen = chunk % kChunks;
+      int const m = first + token, n = first_n_ + sixteen * kPerChunk;
+      u32 words[4];
+      load_shared_128(words, shared + at(token, sixteen));
+      if (m >= tile_.count || n >= args_.n) continue;
+      u8* const to = static_cast<u8*>(args_.out) + ((tile_.first + m) * args_.n + n) * kBytes;
+      if (aligned) {
+        store_128(to, words);
+      } else {
+        store_some<kBytes>(to, words, args_.n - n);
+      }
+    }
+  }
+
+  Arguments const& args_;
+  Tile const& tile_;
+  Consumer const& place_;
+  int first_n_;
+  float factors_[2], biases_[2];
+};
+
+}  // namespace humming::sm90::wide

@@ -1,0 +1,117 @@
+"""Tunings of the streaming kernel worth considering: a short list, less what does not fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import gcd
+
+from humming.backend import Problem
+from humming.configs import ComputeConfig, GemmKind, LayerConfig
+from humming.formats.scheme import Zero
+from humming.profiles import DeviceProfile
+from humming_sm75_sm89.folding import can_fold
+from humming_sm75_sm89.kernel import promotes
+from humming_sm75_sm89.launches import splits_of
+from humming_sm75_sm89.layout import MmaLayout
+from humming_sm90.stream_kernel import refuse_stream
+from humming_sm90.stream_tuning import StreamTuning
+
+__all__ = ["SHAPES", "estimated_registers", "proposals"]
+
+#: Warpgroups along N, teams, tokens, stages: those that experiments on an H200 found best, and with
+#: fewer threads for what needs more registers. With as many of the stages as there is room for.
+SHAPES = (
+    (1, 6, 16, 4), (1, 4, 16, 4), (1, 3, 16, 4), (1, 5, 32, 3), (1, 4, 32, 4), (2, 2, 32, 4),
+    (1, 3, 32, 4), (1, 4, 64, 3), (2, 2, 64, 3), (1, 3, 64, 4), (2, 1, 64, 4), (1, 3, 128, 2),
+    (2, 2, 128, 3), (2, 1, 128, 5),
+)  # fmt: skip
+#: Gathered activations pass through registers, one stage ahead.
+_GATHERED_STAGES = 2
+#: Shared memory of a device whose profile does not say.
+_SOME_SHARED_BYTES = 227 * 1024
+_SM_REGISTERS, _MOST_REGISTERS = 65536, 255
+#: Registers beside the sums, and what takes more of them: rows that routing finds, the more with
+#: codes of 8 bits; zero points; scales per few columns, in operands or for sums. Fitted, on the
+#: safe side, to where ptxas 13.5 spills.
+_REGISTERS = 64
+_ROUTED, _ROUTED_BYTES = 20, 13
+_ZERO_POINT = 8
+_FOLDED = {32: 4, 16: 8}
+_PROMOTED = {16: 24}
+#: Scales of 8 bits per 16 columns are few enough to be loaded ahead, and all of them are.
+_SMALL_SCALES = 130
+#: Of a chunk of 16 bytes that a thread gathers.
+_CHUNK = 13
+
+
+def proposals(
+    profile: DeviceProfile,
+    layer: LayerConfig,
+    compute: ComputeConfig,
+    layout: MmaLayout,
+    problem: Problem,
+) -> Iterator[StreamTuning]:
+    """Tunings that fit the device and keep the promises.
+
+    None where the bits of a row may not depend on the batch: those of wgmma and mma.sync differ,
+    and few rows want mma.sync.
+    """
+    if compute.batch_invariant or refuse_stream(layer, compute, layout):
+        return
+    for n, k, tokens, stages in SHAPES:
+        for folds in (False, True) if can_fold(layer, layout) else (False,):
+            shape = StreamTuning(
+                groups_n=n,
+                groups_k=k,
+                tokens=tokens,
+                stages=_GATHERED_STAGES if layout.has_order else stages,
+                folds=folds,
+            )
+            if not _has_registers(layer, compute, layout, shape):
+                continue
+            tuning = _that_fits(profile, layer, shape)
+            if tuning is not None:
+                for splits in splits_of(profile, layer, compute, problem, tuning):
+                    yield replace(tuning, splits=splits)
+
+
+def estimated_registers(
+    layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: StreamTuning
+) -> int:
+    """Registers that a thread can't do without."""
+    promoted = promotes(layer, layout, tuning)
+    registers = _REGISTERS + tuning.tokens // 2 * (2 if promoted else 1)
+    if compute.gemm is not GemmKind.DENSE:
+        registers += _ROUTED + _ROUTED_BYTES * (layer.weight.code.bits == 8)
+    if layer.weight.zero is Zero.INTEGER:
+        registers += _ZERO_POINT
+    if layout.has_scales:
+        interval = gcd(64, layout.group)
+        registers += (_FOLDED if tuning.folds else _PROMOTED).get(interval, 0)
+        if promoted and interval == 16 and layout.scale.bits == 8:
+            registers += _SMALL_SCALES
+    if layout.has_order:
+        registers += _CHUNK * (tuning.tile_m * 16 // (128 * tuning.groups_n))
+    return registers
+
+
+def _has_registers(
+    layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: StreamTuning
+) -> bool:
+    most = min(_MOST_REGISTERS, _SM_REGISTERS // (tuning.threads * tuning.ctas) // 8 * 8)
+    return estimated_registers(layer, compute, layout, tuning) <= most
+
+
+def _that_fits(
+    profile: DeviceProfile, layer: LayerConfig, tuning: StreamTuning
+) -> StreamTuning | None:
+    """With as many of its stages as there is shared memory for; None if there is none for two."""
+    most = profile.limits.smem_block_bytes or _SOME_SHARED_BYTES
+    table = 4 * (layer.experts + 1) if layer.experts else 0
+    for stages in range(tuning.stages, 1, -1):
+        fewer = replace(tuning, stages=stages)
+        needed = fewer.shared_bytes(layer.activation.format.bits, layer.output.bits)
+        if needed + table <= most:
+            return fewer
+    return None

@@ -1,0 +1,178 @@
+"""Tunings of the wide kernels worth considering for a problem, and how long each would take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import gcd
+
+from humming.backend import Problem
+from humming.configs import ComputeConfig, GemmKind, LayerConfig
+from humming.formats.scheme import Zero
+from humming.profiles import DeviceProfile
+from humming.scheduling import ceil_div
+from humming_sm75_sm89.folding import can_fold
+from humming_sm75_sm89.layout import MmaLayout
+from humming_sm75_sm89.tuning import COUNTER_BYTES
+from humming_sm90.wide_kernel import chunk, promotes, refuse_wide, table_bytes, tile_count
+from humming_sm90.wide_tuning import FEWEST_STAGES, SPLIT_TOKENS, STEP, TILE_N, WideTuning
+
+__all__ = ["microseconds", "proposals"]
+
+#: Tokens of a tile, and the most stages: more were no faster where they were measured.
+_SHAPES = ((256, 5), (128, 8), (64, 8))
+_SPLITS = (2, 3, 4, 6, 8)
+#: The fewest pairs of steps that are worth a CTA of their own.
+_FEWEST_PAIRS = 4
+#: Of a device whose profile does not say.
+_SOME_SHARED_BYTES, _SOME_SMS, _SOME_CLOCK, _SOME_GBPS = 227 * 1024, 132, 1980.0, 3350.0
+
+# Of the model: cycles of a step, fitted to earlier runs of one H200 (N = K = 8192, M = 128 to 4096,
+# int4 and other weights, 2026-11-30), not to those that follow. The clock falls where tensor cores
+# are busy; that is in _MMA_CYCLES.
+#
+# Measured since, on an H200, 2026-11-30: N = K = 8192, int4 g128, bf16, folded, in microseconds.
+#
+#   M                128 (K in 2 parts)   256   512   1024   2048   4096
+#   took                           33.1  50.2  88.1  171.6    337    672
+#   the model says                 33.5  50.5  89.3  170.0  331.5  654.6
+
+#: Per token: 128 rows by 64 of K, 2048 products per cycle, and 22 % for the clock.
+_MMA_CYCLES = 4.88
+#: Of a warp that decodes: of a step, and per instruction for each register; and for each further
+#: scale. So much of its MMAs' time it can't decode in.
+_STEP_CYCLES, _DECODE_CYCLES, _SCALE_CYCLES, _BLOCKED = 90.0, 65.0, 50.0, 0.6
+#: Of sums of an interval of 64 tokens that are scaled.
+_PROMOTION_CYCLES = 130.0
+#: Bytes per cycle that an SM gets of L2.
+_FILL_BYTES = 45.0
+#: Of a launch; of a CTA's first copies and last stores; of sums of another CTA.
+_LAUNCH_US, _TILE_US, _PART_US = 5.4, 3.1, 2.0
+
+
+def proposals(
+    profile: DeviceProfile,
+    layer: LayerConfig,
+    compute: ComputeConfig,
+    layout: MmaLayout,
+    problem: Problem,
+) -> Iterator[WideTuning]:
+    """Tunings that fit the device and the promises; none where other kernels are meant.
+
+    A row's bits would not be those of kernels for fewer tokens, so there is none if they are
+    promised to be.
+    """
+    if refuse_wide(layer, compute, layout) is not None or compute.batch_invariant:
+        return
+    for tokens, most in _SHAPES:
+        if tokens > TILE_N // 2 and 2 * problem.m <= tokens:
+            continue  # half of a tile or more would be empty
+        for folds in (False, True) if can_fold(layer, layout) else (False,):
+            tuning = WideTuning(tokens=tokens, stages=FEWEST_STAGES, folds=folds)
+            if not _has_registers(layout, tuning):
+                continue
+            found = _with_stages(profile, layer, compute, layout, replace(tuning, stages=most))
+            if found is not None:
+                yield found
+                yield from _split(profile, layer, compute, problem, found)
+
+
+def _has_registers(layout: MmaLayout, tuning: WideTuning) -> bool:
+    """Whether there are enough beside totals of so many tokens; as the compilers spill."""
+    many = _intervals(layout) > 1 or layout.weight.zero is Zero.FLOAT
+    return not (promotes(layout, tuning) and many and tuning.tokens > TILE_N)
+
+
+def _with_stages(
+    profile: DeviceProfile,
+    layer: LayerConfig,
+    compute: ComputeConfig,
+    layout: MmaLayout,
+    tuning: WideTuning,
+) -> WideTuning | None:
+    """With as many stages as there is shared memory for; None if there is none for the fewest."""
+    most = profile.limits.smem_block_bytes or _SOME_SHARED_BYTES
+    for stages in range(tuning.stages, FEWEST_STAGES - 1, -1):
+        fewer = replace(tuning, stages=stages)
+        if fewer.shared_bytes(layout) + table_bytes(layer, compute) <= most:
+            return fewer
+    return None
+
+
+def _split(
+    profile: DeviceProfile,
+    layer: LayerConfig,
+    compute: ComputeConfig,
+    problem: Problem,
+    tuning: WideTuning,
+) -> Iterator[WideTuning]:
+    """Parts of K for other CTAs, as long as they find an SM each."""
+    if compute.gemm is not GemmKind.DENSE or tuning.tokens > SPLIT_TOKENS:
+        return
+    tiles = tile_count(compute.gemm, layer, problem, tuning)
+    sms = profile.limits.sm_count or _SOME_SMS
+    pairs = ceil_div(layer.k, 2 * STEP)
+    for splits in _SPLITS:
+        enough = pairs >= _FEWEST_PAIRS * splits and tiles * 4 <= COUNTER_BYTES
+        if enough and tiles * splits <= sms:
+            yield replace(tuning, splits=splits)
+
+
+def microseconds(  # budget: what a backend is asked about
+    profile: DeviceProfile,
+    layer: LayerConfig,
+    compute: ComputeConfig,
+    layout: MmaLayout,
+    problem: Problem,
+    tuning: WideTuning,
+) -> float:
+    """Estimated time of a call on this device."""
+    sms = profile.limits.sm_count or _SOME_SMS
+    clock = profile.rates.clock_mhz or _SOME_CLOCK
+    experts, rows = _busy_experts(layer, compute, problem)
+    tiles = experts * ceil_div(rows, tuning.tile_m) * ceil_div(layer.n, TILE_N)
+    waves = ceil_div(tiles * tuning.splits, sms)
+    steps = 2 * ceil_div(ceil_div(layer.k, 2 * STEP), tuning.splits)
+    compute_us = waves * steps * _step_cycles(layout, tuning) / clock + _TILE_US
+    compute_us += _PART_US * tuning.splits * (tuning.splits > 1)
+    moved = experts * layer.n * layer.k * layer.weight.bits_per_weight(layer.n, layer.k)
+    moved += experts * rows * (layer.k * 16 + layer.n * layer.output.bits)
+    memory_us = moved / 8 / ((profile.rates.dram_gbps or _SOME_GBPS) * 0.87e3)
+    return _LAUNCH_US + max(compute_us, memory_us)
+
+
+def _step_cycles(layout: MmaLayout, tuning: WideTuning) -> float:
+    """Cycles in which both warpgroups of an SM multiply a step."""
+    mma = tuning.tokens * _MMA_CYCLES
+    further = _intervals(layout) - 1
+    decode = _STEP_CYCLES + _DECODE_CYCLES * _instructions(layout, tuning) + _SCALE_CYCLES * further
+    if promotes(layout, tuning):
+        chunks = tuning.tokens // min(chunk(layout, tuning), STEP)
+        mma *= 1 + (layout.weight.zero is Zero.FLOAT)
+        decode += _PROMOTION_CYCLES * chunks * (1 + further)
+    fill = tuning.shared_bytes(layout) / tuning.stages / _FILL_BYTES
+    return max(mma, decode + _BLOCKED * mma, fill)
+
+
+def _instructions(layout: MmaLayout, tuning: WideTuning) -> float:
+    """Of a decoder, for each register of two weights; see ``decode/`` of core."""
+    code = layout.weight.code
+    planes = bin(code.bits).count("1")
+    field = 1.25 * planes + planes - 1
+    made = field + 1 if code.is_integer else 2 * field + (2.25 if code.bits < 8 else 5.0)
+    return made + tuning.folds * (1.0 if layout.weight.zero is Zero.INTEGER else 0.6)
+
+
+def _intervals(layout: MmaLayout) -> int:
+    """Scales that a row has in a step."""
+    return STEP // gcd(STEP, layout.group) if layout.has_scales else 1
+
+
+def _busy_experts(layer: LayerConfig, compute: ComputeConfig, problem: Problem) -> tuple[int, int]:
+    """Weights that have rows, and how many each, evenly spread."""
+    if compute.gemm is GemmKind.DENSE:
+        return 1, problem.m
+    if compute.gemm is GemmKind.GROUPED_MASKED:
+        return layer.experts, problem.m
+    experts = max(min(layer.experts, problem.m), 1)
+    return experts, ceil_div(problem.m, experts)

@@ -1,0 +1,237 @@
+"""The kernel for many tokens and decoded weights as data: variables, arguments, launch shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from humming.backend import Arg, KernelSpec, LaunchShape, Problem, TensorMap
+from humming.configs import ComputeConfig, GemmKind, LayerConfig
+from humming.errors import ConfigError
+from humming.formats.number import NumberFormat
+from humming.formats.scheme import Zero
+from humming.profiles import DeviceProfile
+from humming.scheduling import Axis, ceil_div, max_row_tiles
+from humming_sm75_sm89.folding import can_fold
+from humming_sm75_sm89.layout import MmaLayout
+from humming_sm75_sm89.tuning import COUNTER_BYTES
+from humming_sm90.wide_tuning import STEP, TILE_N, WideTuning
+
+__all__ = ["ARGS", "WideContext", "chunk", "promotes", "refuse_wide", "tile_count", "wide_spec"]
+
+#: Parameters of the kernel in their order.
+ARGS = tuple(
+    Arg(name, kind)
+    for name, kind in (
+        ("x", "map"), ("x_stride", "i64"), ("weight", "ptr"), ("scales", "ptr"), ("zeros", "ptr"),
+        ("channel", "ptr"), ("bias", "ptr"), ("out", "ptr"), ("workspace", "ptr"),
+        ("m", "i32"), ("n", "i32"), ("k", "i32"), ("experts", "i32"), ("groups", "ptr"),
+    )
+)  # fmt: skip
+
+#: K per scale where all of K shares one, so that one kernel serves every K.
+_ALL = 1 << 30
+#: SMs of a device whose profile does not say.
+_SOME_SMS = 64
+#: What wgmma and tensor maps call operands.
+_PTX_TYPES = {"f16": "f16", "bf16": "bf16"}
+_ELEMENTS = {"f16": "float16", "bf16": "bfloat16"}
+#: Registers of sums of an interval: of so many tokens there is room for beside the totals.
+_PROMOTED_TOKENS = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class WideContext:
+    """Variables of ``wide.cu.j2`` and of ``wgmma_registers.cu.j2``, which is a part of it."""
+
+    name: str
+    weight: NumberFormat
+    target: NumberFormat
+    scale: NumberFormat
+    output: NumberFormat
+    kind: GemmKind
+    zero: Zero
+    group: int
+    zero_group: int
+    has_channel: bool
+    has_bias: bool
+    chunk: int
+    tile_n: int
+    tuning: WideTuning
+    counter_bytes: int
+    raster_axis: Axis
+    threads: int
+    shared_bytes: int
+    register_instruction: str
+    register_sums: int
+    register_sum: str
+    register_constraint: str
+    register_immediates: str
+
+
+def refuse_wide(layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout) -> str | None:
+    """None if there is a kernel of this kind, or why there is none."""
+    if layer.activation.format.name not in _ELEMENTS:
+        return f"multiplies {' and '.join(_ELEMENTS)} activations, not {layer.activation.format}"
+    if layer.activation.is_quantized:
+        return f"{layer.activation} activations have scales"
+    if compute.gemm is GemmKind.INDEXED:
+        return "rows of activations chosen by index: TMA copies rows that lie together"
+    if layout.has_order:
+        return "columns in another order: activations are copied as they lie in memory"
+    if compute.accumulate is not None and compute.accumulate.name == "f16":
+        return "sums in f16; these are in f32"
+    return None
+
+
+def promotes(layout: MmaLayout, tuning: WideTuning) -> bool:
+    """Whether sums of an interval are brought to f32 before the next; as ``Plan::kPromotes``."""
+    return (layout.has_scales and not tuning.folds) or layout.weight.zero is Zero.FLOAT
+
+
+def chunk(layout: MmaLayout, tuning: WideTuning) -> int:
+    """Tokens that one MMA takes."""
+    if not promotes(layout, tuning):
+        return tuning.tokens
+    return min(tuning.tokens, _PROMOTED_TOKENS)
+
+
+def wide_spec(
+    profile: DeviceProfile,
+    layer: LayerConfig,
+    compute: ComputeConfig,
+    layout: MmaLayout,
+    tuning: WideTuning,
+) -> KernelSpec:
+    """The kernel for any sizes of such a layer.
+
+    Raises:
+        ConfigError: there is no such kernel, the tuning needs more shared memory than the device
+            has, or folds scales where only sums of a group can take them.
+    """
+    _check(profile, layer, compute, layout, tuning)
+    context = _context(layer, compute, layout, tuning)
+    return KernelSpec(
+        name=context.name,
+        template="humming_sm90/wide.cu.j2",
+        context=context,
+        arch=profile.target.arch,
+        args=ARGS,
+        launch=_launch(profile, compute, tuning, context.shared_bytes),
+        row_tile=tuning.tile_m,
+        workspace=_workspace(compute, tuning),
+        maps={"x": _x_map(layer, tuning)},
+    )
+
+
+def _check(
+    profile: DeviceProfile,
+    layer: LayerConfig,
+    compute: ComputeConfig,
+    layout: MmaLayout,
+    tuning: WideTuning,
+) -> None:
+    refusal = refuse_wide(layer, compute, layout)
+    if refusal is not None:
+        raise ConfigError("tuning", str(tuning), f"one for another kernel: {refusal}")
+    needed = tuning.shared_bytes(layout) + table_bytes(layer, compute)
+    most = profile.limits.smem_block_bytes
+    if most is not None and needed > most:
+        allowed = f"at most {most} bytes of shared memory, which is what {profile.title} has"
+        raise ConfigError("tuning", f"{tuning}, which needs {needed}", allowed)
+    if tuning.folds and not can_fold(layer, layout):
+        raise ConfigError("folds", True, f"False for {layer}: its scales don't fit into operands")
+
+
+def _context(
+    layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning
+) -> WideContext:
+    whole, tokens = layout.grid.k128, chunk(layout, tuning)
+    operand = _PTX_TYPES[layout.target.name]
+    return WideContext(
+        name=_name(layer, compute),
+        weight=layer.weight.code,
+        target=layout.target,
+        scale=layout.scale,
+        output=layer.output,
+        kind=compute.gemm,
+        zero=layer.weight.zero,
+        group=_ALL if layout.group >= whole else layout.group,
+        zero_group=_ALL if layout.zero_group >= whole else layout.zero_group,
+        has_channel=layout.has_channel,
+        has_bias=layout.has_bias,
+        chunk=tokens,
+        tile_n=TILE_N,
+        tuning=tuning,
+        counter_bytes=COUNTER_BYTES,
+        raster_axis=Axis.ROWS,
+        threads=tuning.threads,
+        shared_bytes=tuning.shared_bytes(layout),
+        register_instruction=f"m64n{tokens}k16.f32.{operand}.{operand}",
+        register_sums=tokens // 2,
+        register_sum="float",
+        register_constraint="f",
+        register_immediates=", 1, 1, 0",  # the signs of both operands; b is not transposed
+    )
+
+
+def _name(layer: LayerConfig, compute: ComputeConfig) -> str:
+    scheme = str(layer.weight).replace("+", "_")
+    return f"sm90.wide.{compute.gemm.value}.{layer.activation}_{scheme}_{layer.output}"
+
+
+def _x_map(layer: LayerConfig, tuning: WideTuning) -> Callable[[tuple[int, ...], int], TensorMap]:
+    """Activations [.., K]; what pads a row is outside, whatever it is."""
+
+    def describe(shape: tuple[int, ...], stride: int) -> TensorMap:
+        return TensorMap(
+            element=_ELEMENTS[layer.activation.format.name],
+            dims=(layer.k, prod(shape[:-1])),
+            strides=(stride,),
+            box=(STEP, tuning.tokens),
+            swizzle="b128",
+            l2_bytes=256,
+        )
+
+    return describe
+
+
+def tile_count(kind: GemmKind, layer: LayerConfig, problem: Problem, tuning: WideTuning) -> int:
+    """The most tiles that a call can have."""
+    rows = max_row_tiles(kind, problem.m, tuning.tile_m, max(layer.experts, 1))
+    return rows * ceil_div(layer.n, tuning.tile_n)
+
+
+def table_bytes(layer: LayerConfig, compute: ComputeConfig) -> int:
+    """Where rows are grouped: how many tiles come before each expert's."""
+    return 0 if compute.gemm is GemmKind.DENSE else 4 * (layer.experts + 1)
+
+
+def _launch(
+    profile: DeviceProfile, compute: ComputeConfig, tuning: WideTuning, shared: int
+) -> Callable[[Problem, LayerConfig], LaunchShape]:
+    @lru_cache(maxsize=4096)
+    def shape(problem: Problem, layer: LayerConfig) -> LaunchShape:
+        tiles = tile_count(compute.gemm, layer, problem, tuning)
+        return LaunchShape(
+            grid=(min(tiles * tuning.splits, profile.limits.sm_count or _SOME_SMS), 1, 1),
+            block=(tuning.threads, 1, 1),
+            shared_bytes=shared + table_bytes(layer, compute),
+        )
+
+    return shape
+
+
+def _workspace(compute: ComputeConfig, tuning: WideTuning) -> Callable[[Problem, LayerConfig], int]:
+    def nbytes(problem: Problem, layer: LayerConfig) -> int:
+        if tuning.splits == 1:
+            return 0
+        tiles = tile_count(compute.gemm, layer, problem, tuning)
+        if tiles * 4 > COUNTER_BYTES:
+            allowed = f"no parts of K with more than {COUNTER_BYTES // 4} tiles"
+            raise ConfigError("tuning", f"{tuning}, with {tiles} tiles", allowed)
+        return COUNTER_BYTES + tiles * tuning.splits * tuning.partial_bytes
+
+    return nbytes

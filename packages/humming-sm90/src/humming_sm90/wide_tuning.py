@@ -1,0 +1,103 @@
+"""How a GEMM kernel for many tokens with decoded weights is cut, and what that needs of an SM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+
+from humming.configs import TuningConfig
+from humming.errors import ConfigError
+from humming.formats.scheme import Zero
+from humming.scheduling import Partition, Split
+from humming_sm75_sm89.layout import MmaLayout
+
+__all__ = ["FEWEST_STAGES", "SPLIT_TOKENS", "STEP", "TILE_N", "WideTuning"]
+
+#: Rows of weights of a tile: two panels.
+TILE_N = 128
+#: K of a stage, in elements of 16 bits.
+STEP = 64
+_TOKENS = (64, 128, 256)
+_WARPGROUPS = 3
+#: The most tokens of a tile whose sums there are registers to add parts to.
+SPLIT_TOKENS = 128
+#: Of a ring: one is multiplied, one was, one is decoded.
+FEWEST_STAGES = 3
+_MOST_STAGES = 16
+_RESULT_BYTES, _FLAG_BYTES = 2 * 8192, 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class WideTuning(TuningConfig):
+    """A CTA computes 128 rows of weights by `tokens` tokens at a time.
+
+    Attributes:
+        tokens: of a tile: 64, 128 or 256.
+        stages: of the ring, each of 64 of K.
+        folds: scales are multiplied into bf16 operands, at the price of one rounding to bf16, and
+            not into f32 sums of a group.
+        splits: parts of K of a tile, each for another CTA; of tiles of 128 tokens at most.
+        raster: tiles of tokens that are computed with the same weights, one after the other.
+    """
+
+    tokens: int = 256
+    stages: int = 4
+    folds: bool = False
+    splits: int = 1
+    raster: int = 8
+
+    def __post_init__(self) -> None:
+        if self.tokens not in _TOKENS:
+            raise ConfigError("tokens", self.tokens, "64, 128 or 256")
+        if not FEWEST_STAGES <= self.stages <= _MOST_STAGES:
+            raise ConfigError("stages", self.stages, f"{FEWEST_STAGES} to {_MOST_STAGES}")
+        for name in ("splits", "raster"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, getattr(self, name), "a positive number")
+        if self.splits > 1 and self.tokens > SPLIT_TOKENS:
+            raise ConfigError("splits", self.splits, f"1 for tiles of {self.tokens} tokens")
+
+    def __str__(self) -> str:
+        tile = f"wide {TILE_N}x{self.tokens}, {self.stages} stages of {STEP}"
+        return f"{tile}, {self.partition}, bands of {self.raster}" + ", folded" * self.folds
+
+    @property
+    def partition(self) -> Partition:
+        """How K is cut among CTAs."""
+        if self.splits > 1:
+            return Partition(split=Split.SPLIT_K, splits=self.splits)
+        return Partition()
+
+    @property
+    def partial_bytes(self) -> int:
+        """One CTA's part of a tile in the workspace."""
+        return 4 * self.tile_n * self.tile_m
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA: one warpgroup copies, two multiply."""
+        return 128 * _WARPGROUPS
+
+    @property
+    def tile_n(self) -> int:
+        """Rows of weights of a tile."""
+        return TILE_N
+
+    @property
+    def tile_m(self) -> int:
+        """Tokens of a tile."""
+        return self.tokens
+
+    def shared_bytes(self, layout: MmaLayout) -> int:
+        """Dynamic shared memory without the table of experts; twin of ``Plan::kSharedBytes``."""
+        stage = self.tokens * 2 * STEP + TILE_N * _row_bytes(layout) + 2 * 8
+        return self.stages * stage + _RESULT_BYTES + _FLAG_BYTES
+
+
+def _row_bytes(layout: MmaLayout) -> int:
+    """Codes, scales and zero points that a row of weights has in a step."""
+    scale = layout.scale.bits // 8
+    zero = scale if layout.weight.zero is Zero.FLOAT else 1
+    scales = scale * (STEP // gcd(STEP, layout.group)) if layout.has_scales else 0
+    zeros = zero * (STEP // gcd(STEP, layout.zero_group)) if layout.has_zeros else 0
+    return STEP * layout.weight.code.bits // 8 + scales + zeros
