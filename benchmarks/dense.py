@@ -13,7 +13,6 @@ every result are compared with float64; what is wrong has no time.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import datetime
 import json
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from measure import cold_us, errors, read_floor_us, row, sampled_rows
 import humming
 from humming.backend import KernelBackend, Problem
 from humming.configs import TuningConfig
+from humming.engine.measured import use_of
 from humming.engine.workshop import workshop
 from humming.packing import pack
 from humming.weight import CanonicalWeight
@@ -157,7 +157,7 @@ def sweep(bench: Bench) -> None:
         for place, (us, tuning) in enumerate(found[: options.shown]):
             facts = {"peer": "humming", "kind": "sweep", "n": bench.n, "k": bench.k, "m": m}
             picked = {"place": place, "us": us, "estimate": cost.get(tuning)}
-            row(**facts, **picked, chosen=tuning == chosen, tuning=plain(tuning))
+            row(**facts, **picked, chosen=tuning == chosen, tuning=plain(backend, tuning))
         now = next((us for us, tuning in found if tuning == chosen), float("nan"))
         print(f"m={m:5}: best {found[0][0]:8.1f} us {found[0][1]}")
         print(
@@ -165,9 +165,10 @@ def sweep(bench: Bench) -> None:
         )
 
 
-def plain(tuning: TuningConfig) -> dict[str, object]:
+def plain(backend: KernelBackend, tuning: TuningConfig) -> dict[str, object]:
     """A tuning as a profile's row would hold it."""
-    found: dict[str, object] = json.loads(json.dumps(dataclasses.asdict(tuning), default=str))
+    use = use_of(type(backend), tuning)
+    found: dict[str, object] = json.loads(json.dumps(use, default=str))
     return found
 
 

@@ -1,6 +1,6 @@
 """How long activations take to be quantized on a GPU, and what that costs the host.
 
-Run: PYTHONPATH=$(echo packages/*/src | tr ' ' :):tests/helpers python benchmarks/quantize.py
+Run: PYTHONPATH=$(echo packages/*/src | tr ' ' :) python benchmarks/quantize.py
 The goals: 85 % of a copy's bandwidth from 16 MB on, one launch, 10 us of host time. Medians of 30
 launches with a cold L2; `copy` moves as many bytes by torch, half of them read, half written. Codes
 and scales are compared with those of humming.activations in the same run; `torch_us` is that.
@@ -16,10 +16,10 @@ from functools import cache
 
 import torch
 from measure import cold_us, device_arch, row
-from quantize_cases import program, stored_of
 
 from humming.activations import quantize_rows
 from humming.backend import Problem
+from humming.engine.workshop import workshop
 from humming.formats.activation import ActivationScheme
 from humming.formats.table import number_format
 from humming.formats.tensors import decode
@@ -39,6 +39,8 @@ SIZES = (
 )  # fmt: skip
 _DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 _CALLS = 200
+#: Scale of static schemes.
+_STORED = 0.0371
 
 
 @cache
@@ -66,10 +68,9 @@ def measure(text: str, source: str, rows: int, k: int) -> None:
     scheme = ActivationScheme.parse(text)
     spec = quantize_spec(scheme, number_format(source), k, device_arch())
     runtime = CudaRuntime()
-    handle = runtime.load(compile_program(program(spec, "cubin")).data, spec.entry)
+    handle = runtime.load(compile_program(workshop().program(spec, "cubin")).data, spec.entry)
     x = torch.randn(rows, k, device="cuda").to(_DTYPES[source])
-    stored = stored_of(scheme)
-    scale = None if stored is None else stored.cuda()
+    scale = torch.tensor([_STORED], device="cuda") if scheme.static else None
     sizes = row_sizes(scheme, k)
     codes = torch.empty(rows, sizes.code_bytes, dtype=torch.uint8, device="cuda")
     scales = torch.empty(rows, device="cuda")
