@@ -86,10 +86,9 @@ struct Decoded {
       : block(from), tile(tile) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      int const row = 2 * tile + half;
       u32 scales = 0;
-      if constexpr (P::kFolds) scales = twice_as<typename P::Target>(block.rows.scale(at, row));
-      factors[half] = Decoder::factors(scales, block.rows.zero(at, row));
+      if constexpr (P::kFolds) scales = block.rows.twice(at, tile, half);
+      factors[half] = Decoder::factors(scales, block.rows.zero(at, 2 * tile + half));
     }
   }
 

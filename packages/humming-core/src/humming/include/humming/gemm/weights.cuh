@@ -37,6 +37,28 @@ __device__ __forceinline__ float scale_value(u32 bits) {
   }
 }
 
+/// Two scales, in the low bits of `bits`, as the halves of a register; those that are folded: bf16 has
+/// all of them, and 2^-127 is none.
+template <class Format>
+__device__ __forceinline__ u32 bf16_pair(u32 bits) {
+  if constexpr (is_same<Format, Bf16>) {
+    return bits;
+  } else {
+    u32 const bytes = __byte_perm(bits, 0, 0x4140);
+    if constexpr (is_same<Format, E8m0>) {
+      u32 const numbers = bytes << 7;
+      // 0xff has become infinity, and becomes NaN.
+      return numbers | (numbers + 0x00800080u & kMinusZeros) >> 9;
+    } else {
+      static_assert(is_same<Format, E4m3fn>, "bf16_pair: scales that bf16 has");
+      using Decoder = FloatToHalf<E4m3fn, Bf16>;
+      u32 words[Decoder::Planes::kWords];
+      words[0] = bytes;
+      return Decoder::unit(words, 0, {});
+    }
+  }
+}
+
 /// Numbers of `kBytes` bytes of the rows of a lane.
 template <int kBytes, int kRows>
 struct LaneRows {
@@ -89,6 +111,13 @@ struct BlockScales {
   /// Of a row of the lane at an interval of the block.
   __device__ __forceinline__ float scale(int at, int row) const {
     return scale_value<typename P::Scale>(scales[at * kScaleLoads / S::kIntervals][row]);
+  }
+  /// The scale of row 2 * pair + half, as bf16 in both halves of a register.
+  __device__ __forceinline__ u32 twice(int at, int pair, int half) const {
+    constexpr int kPairBits = 16 * kScaleBytes;
+    auto const& words = scales[at * kScaleLoads / S::kIntervals].words;
+    u32 const bits = words[pair * kPairBits / 32] >> pair * kPairBits % 32;
+    return __byte_perm(bf16_pair<typename P::Scale>(bits), 0, half == 0 ? 0x1010 : 0x3232);
   }
   __device__ __forceinline__ u32 zero(int at, int row) const {
     if constexpr (kHasZeros) {

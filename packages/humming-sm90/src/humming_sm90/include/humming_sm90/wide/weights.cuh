@@ -56,28 +56,6 @@ struct RowPair {
   }
 };
 
-/// Two scales as bf16 in the halves of a register; exact, NaN included. There are none of 2^-127:
-/// such scales are not folded.
-template <class Scale>
-__device__ __forceinline__ u32 bf16_pair(RowPair<Scale::kBits / 8> const& scales) {
-  if constexpr (is_same<Scale, Bf16>) {
-    return scales.words[0];
-  } else {
-    u32 const bytes = __byte_perm(scales.words[0], 0, 0x4140);
-    if constexpr (is_same<Scale, E8m0>) {
-      u32 const numbers = bytes << 7;
-      // 0xff has become infinity, and becomes NaN.
-      return numbers | (numbers + 0x00800080u & kMinusZeros) >> 9;
-    } else {
-      static_assert(is_same<Scale, E4m3fn>, "bf16_pair: scales that bf16 has");
-      using Decoder = FloatToHalf<E4m3fn, Bf16>;
-      u32 words[Decoder::Planes::kWords];
-      words[0] = bytes;
-      return Decoder::unit(words, 0, {});
-    }
-  }
-}
-
 struct NoPair {
   __device__ __forceinline__ u32 operator[](int) const { return 0; }
 };
@@ -95,7 +73,7 @@ struct RowNumbers {
   }
   /// That scale in both halves of a register.
   __device__ __forceinline__ u32 twice(int mma, int half) const {
-    u32 const pair = bf16_pair<typename P::Scale>(scales[mma * kMmaK / L::kScaleInterval]);
+    u32 const pair = bf16_pair<typename P::Scale>(scales[mma * kMmaK / L::kScaleInterval].words[0]);
     return __byte_perm(pair, 0, half ? 0x3232 : 0x1010);
   }
   __device__ __forceinline__ u32 zero(int mma, int half) const {
