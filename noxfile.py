@@ -46,6 +46,8 @@ SIMULATED_KERNELS = (
     "tests/sim/test_*mma_*.py",
     "tests/sim/test_gemm_*.py",
     "tests/sim/test_moe.py",
+    "tests/sim/test_mutations.py",
+    "tests/sim/test_silicon_*.py",
 )
 COMPILING_GPU_TESTS = "tests/gpu/test_*mma_*.py"
 
