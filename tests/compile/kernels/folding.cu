@@ -1,6 +1,5 @@
 // Decodes a group of each lane, multiplied by the lane's scale.
 #include <humming/decode/folding.cuh>
-#include <humming/gemm/numbers.cuh>
 
 using humming::u32;
 
@@ -15,7 +14,7 @@ __device__ void fold(KERNEL_PARAMETERS) {
   u32 group[Planes::kWords];
 #pragma unroll
   for (int i = 0; i < Planes::kWords; ++i) group[i] = words[lane * Planes::kWords + i];
-  u32 const scale = humming::twice_as<humming::Bf16>(scales[lane]);
+  u32 const scale = __byte_perm(__float_as_uint(scales[lane]), 0, 0x3232);
   auto const factors = Decoder::factors(scale, static_cast<u32>(zeros[lane]));
 #pragma unroll
   for (int i = 0; i < Planes::kUnits; ++i)

@@ -33,16 +33,6 @@ __device__ __forceinline__ u16 round_to_f16(float value) {
   return bits;
 }
 
-/// A number that the format has, in both halves of a register.
-template <class Half>
-__device__ __forceinline__ u32 twice_as(float value) {
-  if constexpr (is_same<Half, Bf16>) {
-    return __byte_perm(__float_as_uint(value), 0, 0x3232);
-  } else {
-    return twice(round_to_f16(value));
-  }
-}
-
 /// How results are rounded and stored; a policy may know a faster way for some format.
 struct SoftwareRounding {
   static __device__ __forceinline__ void store(void* to, float value, F32) {
