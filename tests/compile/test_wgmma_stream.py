@@ -43,7 +43,7 @@ FAMILIES = (
     ("e5m2-channel-f32", "f16", DENSE, False),
 )
 #: Of a family, at least.
-COMPILED = 4
+COMPILED = 6
 _MMA = re.compile(r"(?:wgmma\.mma_async|mma\.sync)\.(?:sync\.)?aligned\.(\S+)")
 
 

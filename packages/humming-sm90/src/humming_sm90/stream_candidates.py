@@ -32,11 +32,12 @@ _GATHERED_STAGES = 2
 _SOME_SHARED_BYTES = 227 * 1024
 _SM_REGISTERS, _MOST_REGISTERS = 65536, 255
 #: Registers beside the sums, and what takes more of them: rows that routing finds, the more with
-#: codes of 8 bits; zero points; scales per few columns, in operands or for sums. Fitted, on the
-#: safe side, to where ptxas 13.5 spills.
+#: codes of 8 bits; zero points; larger batches, or two units in one; scales per few columns, in
+#: operands or for sums. Fitted, on the safe side, to where ptxas 13.5 spills.
 _REGISTERS = 64
 _ROUTED, _ROUTED_BYTES = 20, 13
 _ZERO_POINT = 8
+_BATCH = {2: 4, 8: 4}
 _FOLDED = {32: 4, 16: 8}
 _PROMOTED = {16: 24}
 #: Scales of 8 bits per 16 columns are few enough to be loaded ahead, and all of them are.
@@ -82,6 +83,7 @@ def estimated_registers(
     """Registers that a thread can't do without."""
     promoted = promotes(layer, layout, tuning)
     registers = _REGISTERS + tuning.tokens // 2 * (2 if promoted else 1)
+    registers += _BATCH.get(layer.weight.code.bits, 0)
     if compute.gemm is not GemmKind.DENSE:
         registers += _ROUTED + _ROUTED_BYTES * (layer.weight.code.bits == 8)
     if layer.weight.zero is Zero.INTEGER:

@@ -224,6 +224,7 @@ struct StreamMainloop {
     };
     Batch<P> even, odd;
     even.load(panel, first, last, 0);
+    __syncwarp();  // ptxas would put off these loads until the ring's copies are under way
     ring.prefetch();
     multiply_half.clear();
     while (unit <= last) {

@@ -74,11 +74,18 @@ struct Chunks {
   }
 };
 
+/// Makes compilers keep a value in a register. Else they find it again for every stage, to have
+/// registers that they don't need.
+__device__ __forceinline__ void keep(u32& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void keep(u8 const*& value) { asm volatile("" : "+l"(value)); }
+__device__ __forceinline__ void keep(i64& value) { asm volatile("" : "+l"(value)); }
+
 /// What a thread copies: the same column of every kRowsApart-th row.
 template <class P>
 class Source {
   using S = Sizes<P>;
   using C = Chunks<P>;
+  static constexpr bool kIndexed = P::kKind == GemmKind::kIndexed;
 
  public:
   __device__ __forceinline__ Source(GemmArguments const& args, TileRows const& rows, int expert,
@@ -87,25 +94,31 @@ class Source {
         rows_(rows),
         order_(args.order + Index(expert) * ((args.k + kUnitK - 1) / kUnitK * kUnitK)),
         row_(thread / C::kPerRow),
-        column_(thread % C::kPerRow),
-        place_(C::place(row_, column_)),
+        column_(thread % C::kPerRow * 16),
+        place_(C::place(row_, thread % C::kPerRow)),
         first_(args.x + (rows.first + row_) * args.x_stride),
-        apart_(C::kRowsApart * args.x_stride) {}
+        apart_(C::kRowsApart * args.x_stride) {
+    keep(column_);
+    keep(place_);
+    if constexpr (!kIndexed) {
+      keep(first_);
+      keep(apart_);
+    }
+  }
 
   /// Calls visit(number, where in a stage, address in global memory, bytes that are there). Rows past
   /// the last are zeros.
   template <class Visit>
   __device__ __forceinline__ void chunks(int stage, Visit&& visit) const {
-    int const at = stage * S::kRowBytes + column_ * 16;  // K is an int, and so are its bytes
+    int const at = stage * S::kRowBytes + int(column_);  // K is an int, and so are its bytes
     // Rows are padded with zeros to whole chunks.
     int const there = at * 8 < args_.k * P::Activation::kBits ? 16 : 0;
-    u8 const* from = P::kKind == GemmKind::kIndexed ? args_.x : first_;
-    if (there != 0) from += at;
+    u8 const* from = (kIndexed ? args_.x : first_) + (there != 0 ? at : 0);
 #pragma unroll
     for (int i = 0; i < C::kPerThread; ++i) {
       int const row = row_ + i * C::kRowsApart;
       if (C::kAll % S::kTeamThreads != 0 && row >= S::kTileM) break;
-      if constexpr (P::kKind == GemmKind::kIndexed) {
+      if constexpr (kIndexed) {
         int const source = rows_.sources[row];
         u32 const stride = static_cast<u32>(args_.x_stride);
         u64 const offset = u64(stride) * static_cast<u32>(source < 0 ? 0 : source);
@@ -135,7 +148,7 @@ class Source {
   __device__ __forceinline__ void gathered(int stage, Visit&& visit) const {
     constexpr int kBits = P::Activation::kBits;
     constexpr int kElements = 128 / kBits;
-    i32 const* const order = order_ + Index(stage) * S::kStageK + column_ * kElements;
+    i32 const* const order = order_ + Index(stage) * S::kStageK + column_ / 16 * kElements;
 #pragma unroll
     for (int i = 0; i < C::kPerThread; ++i) {
       int const row = row_ + i * C::kRowsApart;
@@ -156,7 +169,7 @@ class Source {
   }
 
  private:
-  __device__ __forceinline__ u32 place(int i) const { return C::next(i, row_, column_, place_); }
+  __device__ __forceinline__ u32 place(int i) const { return C::next(i, row_, column_ / 16, place_); }
 
   static __device__ __forceinline__ u32 element(u8 const* row, i32 column) {
     if constexpr (P::Activation::kBits == 16) {
@@ -171,7 +184,8 @@ class Source {
   GemmArguments const& args_;
   TileRows const& rows_;
   i32 const* order_;
-  int row_, column_;
+  int row_;
+  u32 column_;       // in bytes
   u32 place_;        // of the thread's first chunk
   u8 const* first_;  // the thread's first row
   i64 apart_;        // bytes from a row of its to the next
@@ -328,6 +342,10 @@ class Operands {
     if constexpr (S::kTileM == 8) row &= last_row<P>(rows);
     row_ = row * S::kRowBytes;
     column_ = (column ^ Chunks<P>::key(row)) * 16;
+    if constexpr (S::kTokenTiles <= 2) {
+      keep(row_);
+      keep(column_);
+    }
   }
 
   /// From step `first` of block `half` of a stage on.

@@ -295,6 +295,7 @@ struct WarpMainloop {
     Block<P> even, odd;
     u8 const* from = panel.unit(first);
     panel.load(even, 0, from, first, 0);
+    __syncwarp();  // ptxas would put off these loads until the ring's copies are under way
     ring.prefetch();
     totals = {};  // not earlier: memory is waiting for its requests
     int stage = 0;
