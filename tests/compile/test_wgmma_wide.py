@@ -37,15 +37,22 @@ FAMILIES = (
     ("s8-channel-f32", "bf16", DENSE),
     ("u4+zf-g32-f16", "f16", DENSE),
     ("e4m3fn-g64-f32", "bf16", MASKED),
+    ("e4m3fn-channel-f32", "e4m3fn-token-f32", DENSE),
+    ("s8-channel-f32", "s8-token-f32", MASKED),
+    ("s4-g128-f32", "s8-token-f32", GemmKind.GROUPED_CONTIGUOUS),
+    ("u6+z-g64-f16", "s8-token-f32", MASKED),
+    ("e2m1-g32-e8m0", "e4m3fn-token-f32", DENSE),
+    ("u4-g128-bf16", "e5m2-token-f32", DENSE),
 )
 _MMA = re.compile(r"wgmma\.mma_async\.sync\.aligned\.(\S+)")
 _REGISTERS = 168
 
 
 def case_of(family: int) -> Case:
-    weight, dtype, kind = FAMILIES[family]
+    weight, x, kind = FAMILIES[family]
+    numbers = {"dtype": x} if "-" not in x else {"activation": x, "dtype": "bf16"}
     return Case(
-        source=H100, weight=weight, dtype=dtype, n=8192, k=8192, kind=kind, bias=family % 2 == 0
+        source=H100, weight=weight, n=8192, k=8192, kind=kind, bias=family % 2 == 0, **numbers
     )
 
 
@@ -84,7 +91,13 @@ def test_a_family_compiles_lean(family: int) -> None:
 
 @pytest.mark.parametrize(
     ("family", "instruction"),
-    [(0, "m64n128k16.f32.bf16.bf16"), (1, "m64n64k16.f32.f16.f16")],
+    [
+        (0, "m64n128k16.f32.bf16.bf16"),
+        (1, "m64n64k16.f32.f16.f16"),
+        (8, "m64n128k32.f32.e4m3.e4m3"),
+        (10, "m64n64k32.s32.s8.s8"),
+        (13, "m64n64k32.f32.e5m2.e5m2"),
+    ],
 )
 def test_the_matrix_instruction_is_the_one_that_was_meant(family: int, instruction: str) -> None:
     """Tiles of 128 tokens; sums that are scaled are those of 64."""
@@ -140,7 +153,7 @@ def test_costs_are_near_what_was_measured() -> None:
 @pytest.mark.parametrize(
     ("changes", "compute", "reason"),
     [
-        ({"activation": "s8-token-f32"}, {}, "not s8"),
+        ({"activation": "e4m3fn-g128-f32"}, {}, "scales of groups"),
         ({"kind": GemmKind.INDEXED}, {}, "chosen by index"),
         ({"act_order": True}, {}, "columns in another order"),
         ({"dtype": "f16"}, {"accumulate": number_format("f16")}, "sums in f16"),

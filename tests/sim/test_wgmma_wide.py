@@ -35,7 +35,7 @@ KINDS = (DENSE, CONTIGUOUS, MASKED)
 #: rows don't begin at multiples of 16 bytes.
 SIZES = ((300, 392, 70), (77, 261, 130), (180, 130, 13), (301, 328, 40))
 
-#: Weights, the format of activations, and whether scales are folded: each way to decode, each width
+#: Weights, activations, and whether scales are folded: each way to decode, each width
 #: of planes, each place where scales and zero points go.
 PRODUCTS = (
     ("u4-g128-bf16", "bf16", True),
@@ -61,6 +61,17 @@ PRODUCTS = (
     ("u4+zf-g32-f16", "f16", False),
     ("u4+zf-channel-bf16", "bf16", False),
     ("e5m2-g256-f32", "bf16", False),
+    ("e4m3fn-channel-f32", "e4m3fn-token-f32", False),
+    ("s8-channel-f32", "s8-token-f32", False),
+    ("e5m2-tensor-f32", "e4m3fn-token-f32", False),
+    ("u4-g128-bf16", "s8-token-f32", False),
+    ("s4-channel-f32", "e4m3fn-tensor-f32", False),
+    ("e2m1-g32-e8m0", "e4m3fn-token-f32", False),
+    ("e2m1-g32-e4m3fn-tensor", "s8-token-f32", False),
+    ("u6+z-g64-f16", "s8-token-f32", False),
+    ("u3-g128-bf16", "e5m2-token-f32", False),
+    ("u4+zf-g64-f16", "s8-token-f32", False),
+    ("e4m3fn-b128x128-f32", "e5m2-token-f32", False),
 )
 
 
@@ -88,9 +99,10 @@ class Trial:
 
 
 def _trial(product: int, place: int, kind: GemmKind, tuning: WideTuning) -> Trial:
-    weight, dtype, folds = PRODUCTS[product]
+    weight, x, folds = PRODUCTS[product]
     n, k, m = SIZES[place % len(SIZES)]
-    case = Case(source=H100, weight=weight, dtype=dtype, n=n, k=k, kind=kind, bias=place % 2 == 0)
+    numbers = {"dtype": x} if "-" not in x else {"activation": x, "dtype": "bf16"}
+    case = Case(source=H100, weight=weight, n=n, k=k, kind=kind, bias=place % 2 == 0, **numbers)
     return Trial(case, m, replace(tuning, folds=folds))
 
 

@@ -56,5 +56,5 @@ class WgmmaTuning(TuningConfig):
             scales: each row of weights has a scale for each step.
         """
         operands = (TILE_M + self.tile_n) * STEP
-        stage = operands + 4 * TILE_M * row_groups + 4 * self.tile_n * scales + 2 * 8
+        stage = operands + 4 * TILE_M * row_groups + 4 * self.tile_n * scales + 16 + 2 * 8
         return self.stages * stage + _WARPS * 16 * STEP

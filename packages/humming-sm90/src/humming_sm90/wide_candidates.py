@@ -15,15 +15,15 @@ from humming_sm75_sm89.folding import can_fold
 from humming_sm75_sm89.layout import MmaLayout
 from humming_sm75_sm89.tuning import COUNTER_BYTES
 from humming_sm90.wide_kernel import chunk, promotes, refuse_wide, table_bytes, tile_count
-from humming_sm90.wide_tuning import FEWEST_STAGES, SPLIT_TOKENS, STEP, TILE_N, WideTuning
+from humming_sm90.wide_tuning import FEWEST_STAGES, SPLIT_TOKENS, TILE_N, WideTuning, step_of
 
 __all__ = ["microseconds", "proposals"]
 
 #: Tokens of a tile, and the most stages: more were no faster where they were measured.
 _SHAPES = ((256, 5), (128, 8), (64, 8))
 _SPLITS = (2, 3, 4, 6, 8)
-#: The fewest pairs of steps that are worth a CTA of their own.
-_FEWEST_PAIRS = 4
+#: The fewest 128s of K that are worth a CTA of their own.
+_FEWEST_UNITS = 4
 #: Of a device whose profile does not say.
 _SOME_SHARED_BYTES, _SOME_SMS, _SOME_CLOCK, _SOME_GBPS = 227 * 1024, 132, 1980.0, 3350.0
 
@@ -37,13 +37,20 @@ _SOME_SHARED_BYTES, _SOME_SMS, _SOME_CLOCK, _SOME_GBPS = 227 * 1024, 132, 1980.0
 #   took                           33.1  50.2  88.1  171.6    337    672
 #   the model says                 33.5  50.5  89.3  170.0  331.5  654.6
 
-#: Per token: 128 rows by 64 of K, 2048 products per cycle, and 22 % for the clock.
-_MMA_CYCLES = 4.88
+# and of 8 bits (f: FP8 of channels by tokens; i: INT8; 4: int4 of channels by FP8; g: int4 g128 by
+# INT8), M = 2048, tiles of 256 tokens: f 191, i 180, 4 199, g 275; of 64: 253, 242, 418, 330.
+
+#: Per token: 128 rows by 128 bytes of K, 2048 products of 16 bits per cycle, and 22 % and more for
+#: the clock.
+_MMA_CYCLES = {"f16": 4.88, "bf16": 4.88, "s8": 5.2, "e4m3fn": 5.5, "e5m2": 5.5}
 #: Of a warp that decodes: of a step, and per instruction for each register; and for each further
 #: scale. So much of its MMAs' time it can't decode in.
 _STEP_CYCLES, _DECODE_CYCLES, _SCALE_CYCLES, _BLOCKED = 90.0, 65.0, 50.0, 0.6
-#: Of sums of an interval of 64 tokens that are scaled.
-_PROMOTION_CYCLES = 130.0
+#: Of sums of an interval of 64 tokens that are scaled; those of integers are converted.
+_PROMOTION_CYCLES, _CONVERSION_CYCLES = 130.0, 140.0
+#: Instructions of a decoder per register of 8-bit operands, where codes are integers and floats;
+#: the former for s8 without zero points.
+_TO_FLOAT8, _TO_INTEGER8 = (7.5, 3.5), (0.8, 10.5)
 #: Bytes per cycle that an SM gets of L2.
 _FILL_BYTES = 45.0
 #: Of a launch; of a CTA's first copies and last stores; of sums of another CTA.
@@ -69,7 +76,7 @@ def proposals(
             continue  # half of a tile or more would be empty
         for folds in (False, True) if can_fold(layer, layout) else (False,):
             tuning = WideTuning(tokens=tokens, stages=FEWEST_STAGES, folds=folds)
-            if not _has_registers(layout, tuning):
+            if not _has_registers(layer, compute, layout, tuning):
                 continue
             found = _with_stages(profile, layer, compute, layout, replace(tuning, stages=most))
             if found is not None:
@@ -77,10 +84,12 @@ def proposals(
                 yield from _split(profile, layer, compute, problem, found)
 
 
-def _has_registers(layout: MmaLayout, tuning: WideTuning) -> bool:
+def _has_registers(
+    layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning
+) -> bool:
     """Whether there are enough beside totals of so many tokens; as the compilers spill."""
     many = _intervals(layout) > 1 or layout.weight.zero is Zero.FLOAT
-    return not (promotes(layout, tuning) and many and tuning.tokens > TILE_N)
+    return not (promotes(layer, compute, layout, tuning) and many and tuning.tokens > TILE_N)
 
 
 def _with_stages(
@@ -111,9 +120,9 @@ def _split(
         return
     tiles = tile_count(compute.gemm, layer, problem, tuning)
     sms = profile.limits.sm_count or _SOME_SMS
-    pairs = ceil_div(layer.k, 2 * STEP)
+    units = ceil_div(layer.k, 128)
     for splits in _SPLITS:
-        enough = pairs >= _FEWEST_PAIRS * splits and tiles * 4 <= COUNTER_BYTES
+        enough = units >= _FEWEST_UNITS * splits and tiles * 4 <= COUNTER_BYTES
         if enough and tiles * splits <= sms:
             yield replace(tuning, splits=splits)
 
@@ -132,31 +141,40 @@ def microseconds(  # budget: what a backend is asked about
     experts, rows = _busy_experts(layer, compute, problem)
     tiles = experts * ceil_div(rows, tuning.tile_m) * ceil_div(layer.n, TILE_N)
     waves = ceil_div(tiles * tuning.splits, sms)
-    steps = 2 * ceil_div(ceil_div(layer.k, 2 * STEP), tuning.splits)
-    compute_us = waves * steps * _step_cycles(layout, tuning) / clock + _TILE_US
-    compute_us += _PART_US * tuning.splits * (tuning.splits > 1)
+    steps = 128 // step_of(layout) * ceil_div(ceil_div(layer.k, 128), tuning.splits)
+    cycles = _step_cycles(layer, compute, layout, tuning)
+    compute_us = waves * steps * cycles / clock + _TILE_US
     moved = experts * layer.n * layer.k * layer.weight.bits_per_weight(layer.n, layer.k)
-    moved += experts * rows * (layer.k * 16 + layer.n * layer.output.bits)
+    moved += experts * rows * (layer.k * layer.activation.format.bits + layer.n * layer.output.bits)
     memory_us = moved / 8 / ((profile.rates.dram_gbps or _SOME_GBPS) * 0.87e3)
-    return _LAUNCH_US + max(compute_us, memory_us)
+    parts_us = _PART_US * tuning.splits * (tuning.splits > 1)
+    return _LAUNCH_US + max(compute_us, memory_us + _TILE_US * (tuning.splits > 1)) + parts_us
 
 
-def _step_cycles(layout: MmaLayout, tuning: WideTuning) -> float:
+def _step_cycles(
+    layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning
+) -> float:
     """Cycles in which both warpgroups of an SM multiply a step."""
-    mma = tuning.tokens * _MMA_CYCLES
+    mma = tuning.tokens * _MMA_CYCLES[layout.target.name]
     further = _intervals(layout) - 1
     decode = _STEP_CYCLES + _DECODE_CYCLES * _instructions(layout, tuning) + _SCALE_CYCLES * further
-    if promotes(layout, tuning):
-        chunks = tuning.tokens // min(chunk(layout, tuning), STEP)
+    if promotes(layer, compute, layout, tuning):
+        chunks = tuning.tokens // min(chunk(layer, compute, layout, tuning), 64)
         mma *= 1 + (layout.weight.zero is Zero.FLOAT)
-        decode += _PROMOTION_CYCLES * chunks * (1 + further)
+        promotion = _PROMOTION_CYCLES + _CONVERSION_CYCLES * layout.target.is_integer
+        decode += promotion * chunks * (1 + further)
     fill = tuning.shared_bytes(layout) / tuning.stages / _FILL_BYTES
     return max(mma, decode + _BLOCKED * mma, fill)
 
 
 def _instructions(layout: MmaLayout, tuning: WideTuning) -> float:
-    """Of a decoder, for each register of two weights; see ``decode/`` of core."""
+    """Of a decoder, for each register of weights; see ``decode/`` of core."""
     code = layout.weight.code
+    if code == layout.target:
+        return 0.0
+    if layout.target.bits == 8:
+        of_integer, of_float = _TO_INTEGER8 if layout.target.is_integer else _TO_FLOAT8
+        return of_integer if code.is_integer else of_float
     planes = bin(code.bits).count("1")
     field = 1.25 * planes + planes - 1
     made = field + 1 if code.is_integer else 2 * field + (2.25 if code.bits < 8 else 5.0)
@@ -165,7 +183,8 @@ def _instructions(layout: MmaLayout, tuning: WideTuning) -> float:
 
 def _intervals(layout: MmaLayout) -> int:
     """Scales that a row has in a step."""
-    return STEP // gcd(STEP, layout.group) if layout.has_scales else 1
+    step = step_of(layout)
+    return step // gcd(step, layout.group) if layout.has_scales else 1
 
 
 def _busy_experts(layer: LayerConfig, compute: ComputeConfig, problem: Problem) -> tuple[int, int]:

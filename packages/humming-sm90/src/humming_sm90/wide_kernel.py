@@ -17,17 +17,28 @@ from humming.scheduling import Axis, ceil_div, max_row_tiles
 from humming_sm75_sm89.folding import can_fold
 from humming_sm75_sm89.layout import MmaLayout
 from humming_sm75_sm89.tuning import COUNTER_BYTES
-from humming_sm90.wide_tuning import STEP, TILE_N, WideTuning
+from humming_sm90.instructions import INSTRUCTIONS, instruction_of
+from humming_sm90.wide_tuning import TILE_N, WideTuning, step_of
 
-__all__ = ["ARGS", "WideContext", "chunk", "promotes", "refuse_wide", "tile_count", "wide_spec"]
+__all__ = [
+    "ARGS",
+    "WideContext",
+    "chunk",
+    "promotes",
+    "promotes_all",
+    "refuse_wide",
+    "tile_count",
+    "wide_spec",
+]
 
 #: Parameters of the kernel in their order.
 ARGS = tuple(
     Arg(name, kind)
     for name, kind in (
-        ("x", "map"), ("x_stride", "i64"), ("weight", "ptr"), ("scales", "ptr"), ("zeros", "ptr"),
-        ("channel", "ptr"), ("bias", "ptr"), ("out", "ptr"), ("workspace", "ptr"),
-        ("m", "i32"), ("n", "i32"), ("k", "i32"), ("experts", "i32"), ("groups", "ptr"),
+        ("x", "map"), ("x_stride", "i64"), ("x_scales", "ptr"), ("weight", "ptr"),
+        ("scales", "ptr"), ("zeros", "ptr"), ("channel", "ptr"), ("bias", "ptr"), ("out", "ptr"),
+        ("workspace", "ptr"), ("m", "i32"), ("n", "i32"), ("k", "i32"), ("experts", "i32"),
+        ("groups", "ptr"),
     )
 )  # fmt: skip
 
@@ -35,8 +46,7 @@ ARGS = tuple(
 _ALL = 1 << 30
 #: SMs of a device whose profile does not say.
 _SOME_SMS = 64
-#: What wgmma and tensor maps call operands.
-_PTX_TYPES = {"f16": "f16", "bf16": "bf16"}
+#: What tensor maps call activations of 16 bits; others are bytes to them.
 _ELEMENTS = {"f16": "float16", "bf16": "bfloat16"}
 #: Registers of sums of an interval: of so many tokens there is room for beside the totals.
 _PROMOTED_TOKENS = 64
@@ -55,6 +65,8 @@ class WideContext:
     zero: Zero
     group: int
     zero_group: int
+    promotes_all: bool
+    has_row_scales: bool
     has_channel: bool
     has_bias: bool
     chunk: int
@@ -73,10 +85,11 @@ class WideContext:
 
 def refuse_wide(layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout) -> str | None:
     """None if there is a kernel of this kind, or why there is none."""
-    if layer.activation.format.name not in _ELEMENTS:
-        return f"multiplies {' and '.join(_ELEMENTS)} activations, not {layer.activation.format}"
-    if layer.activation.is_quantized:
-        return f"{layer.activation} activations have scales"
+    if instruction_of(layer, layout) is None:
+        pairs = ", ".join(f"{weight} by {x}" for weight, x in INSTRUCTIONS)
+        return f"multiplies {pairs}, not {layout.target} by {layer.activation.format}"
+    if layer.activation.group_size:
+        return f"{layer.activation} activations have scales of groups"
     if compute.gemm is GemmKind.INDEXED:
         return "rows of activations chosen by index: TMA copies rows that lie together"
     if layout.has_order:
@@ -86,14 +99,29 @@ def refuse_wide(layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout) -
     return None
 
 
-def promotes(layout: MmaLayout, tuning: WideTuning) -> bool:
+def promotes_all(layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout) -> bool:
+    """Whether sums of 128 of K are added in f32 even if no scale asks for that.
+
+    Tensor cores sum 8-bit floats with some 14 bits. That error, 1e-3 for K = 8192, is lost in the
+    rounding of results of 16 bits, and cuBLAS's fast accumulation has it too; results of f32, and
+    callers who ask for sums of f32, get more.
+    """
+    short = layout.target.name in ("e4m3fn", "e5m2")
+    return short and (layer.output.name == "f32" or compute.accumulate is not None)
+
+
+def promotes(
+    layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning
+) -> bool:
     """Whether sums of an interval are brought to f32 before the next; as ``Plan::kPromotes``."""
-    return (layout.has_scales and not tuning.folds) or layout.weight.zero is Zero.FLOAT
+    scaled = layout.has_scales and not tuning.folds
+    zeros = layout.weight.zero is Zero.FLOAT
+    return scaled or zeros or promotes_all(layer, compute, layout)
 
 
-def chunk(layout: MmaLayout, tuning: WideTuning) -> int:
+def chunk(layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning) -> int:
     """Tokens that one MMA takes."""
-    if not promotes(layout, tuning):
+    if not promotes(layer, compute, layout, tuning):
         return tuning.tokens
     return min(tuning.tokens, _PROMOTED_TOKENS)
 
@@ -122,7 +150,7 @@ def wide_spec(
         launch=_launch(profile, compute, tuning, context.shared_bytes),
         row_tile=tuning.tile_m,
         workspace=_workspace(compute, tuning),
-        maps={"x": _x_map(layer, tuning)},
+        maps={"x": _x_map(layer, layout, tuning)},
     )
 
 
@@ -148,8 +176,9 @@ def _check(
 def _context(
     layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning
 ) -> WideContext:
-    whole, tokens = layout.grid.k128, chunk(layout, tuning)
-    operand = _PTX_TYPES[layout.target.name]
+    whole, tokens = layout.grid.k128, chunk(layer, compute, layout, tuning)
+    instruction = instruction_of(layer, layout)
+    assert instruction is not None, "_check() refused it"
     return WideContext(
         name=_name(layer, compute),
         weight=layer.weight.code,
@@ -160,6 +189,8 @@ def _context(
         zero=layer.weight.zero,
         group=_ALL if layout.group >= whole else layout.group,
         zero_group=_ALL if layout.zero_group >= whole else layout.zero_group,
+        promotes_all=promotes_all(layer, compute, layout),
+        has_row_scales=layer.activation.is_quantized,
         has_channel=layout.has_channel,
         has_bias=layout.has_bias,
         chunk=tokens,
@@ -169,11 +200,11 @@ def _context(
         raster_axis=Axis.ROWS,
         threads=tuning.threads,
         shared_bytes=tuning.shared_bytes(layout),
-        register_instruction=f"m64n{tokens}k16.f32.{operand}.{operand}",
+        register_instruction=f"m64n{tokens}k{instruction.k}.{instruction.types}",
         register_sums=tokens // 2,
-        register_sum="float",
-        register_constraint="f",
-        register_immediates=", 1, 1, 0",  # the signs of both operands; b is not transposed
+        register_sum=instruction.sum,
+        register_constraint=instruction.constraint,
+        register_immediates=instruction.immediates,
     )
 
 
@@ -182,15 +213,17 @@ def _name(layer: LayerConfig, compute: ComputeConfig) -> str:
     return f"sm90.wide.{compute.gemm.value}.{layer.activation}_{scheme}_{layer.output}"
 
 
-def _x_map(layer: LayerConfig, tuning: WideTuning) -> Callable[[tuple[int, ...], int], TensorMap]:
+def _x_map(
+    layer: LayerConfig, layout: MmaLayout, tuning: WideTuning
+) -> Callable[[tuple[int, ...], int], TensorMap]:
     """Activations [.., K]; what pads a row is outside, whatever it is."""
 
     def describe(shape: tuple[int, ...], stride: int) -> TensorMap:
         return TensorMap(
-            element=_ELEMENTS[layer.activation.format.name],
+            element=_ELEMENTS.get(layer.activation.format.name, "uint8"),
             dims=(layer.k, prod(shape[:-1])),
             strides=(stride,),
-            box=(STEP, tuning.tokens),
+            box=(step_of(layout), tuning.tokens),
             swizzle="b128",
             l2_bytes=256,
         )

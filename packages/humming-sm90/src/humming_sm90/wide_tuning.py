@@ -11,12 +11,10 @@ from humming.formats.scheme import Zero
 from humming.scheduling import Partition, Split
 from humming_sm75_sm89.layout import MmaLayout
 
-__all__ = ["FEWEST_STAGES", "SPLIT_TOKENS", "STEP", "TILE_N", "WideTuning"]
+__all__ = ["FEWEST_STAGES", "SPLIT_TOKENS", "TILE_N", "WideTuning", "step_of"]
 
 #: Rows of weights of a tile: two panels.
 TILE_N = 128
-#: K of a stage, in elements of 16 bits.
-STEP = 64
 _TOKENS = (64, 128, 256)
 _WARPGROUPS = 3
 #: The most tokens of a tile whose sums there are registers to add parts to.
@@ -27,13 +25,18 @@ _MOST_STAGES = 16
 _RESULT_BYTES, _FLAG_BYTES = 2 * 8192, 16
 
 
+def step_of(layout: MmaLayout) -> int:
+    """K of a stage: 128 bytes of operands."""
+    return 8 * 128 // layout.target.bits
+
+
 @dataclass(frozen=True, kw_only=True)
 class WideTuning(TuningConfig):
     """A CTA computes 128 rows of weights by `tokens` tokens at a time.
 
     Attributes:
         tokens: of a tile: 64, 128 or 256.
-        stages: of the ring, each of 64 of K.
+        stages: of the ring, each of 128 bytes of K.
         folds: scales are multiplied into bf16 operands, at the price of one rounding to bf16, and
             not into f32 sums of a group.
         splits: parts of K of a tile, each for another CTA; of tiles of 128 tokens at most.
@@ -58,7 +61,7 @@ class WideTuning(TuningConfig):
             raise ConfigError("splits", self.splits, f"1 for tiles of {self.tokens} tokens")
 
     def __str__(self) -> str:
-        tile = f"wide {TILE_N}x{self.tokens}, {self.stages} stages of {STEP}"
+        tile = f"wide {TILE_N}x{self.tokens}, {self.stages} stages"
         return f"{tile}, {self.partition}, bands of {self.raster}" + ", folded" * self.folds
 
     @property
@@ -90,14 +93,14 @@ class WideTuning(TuningConfig):
 
     def shared_bytes(self, layout: MmaLayout) -> int:
         """Dynamic shared memory without the table of experts; twin of ``Plan::kSharedBytes``."""
-        stage = self.tokens * 2 * STEP + TILE_N * _row_bytes(layout) + 2 * 8
+        stage = self.tokens * 128 + TILE_N * _row_bytes(layout) + 2 * 8
         return self.stages * stage + _RESULT_BYTES + _FLAG_BYTES
 
 
 def _row_bytes(layout: MmaLayout) -> int:
     """Codes, scales and zero points that a row of weights has in a step."""
-    scale = layout.scale.bits // 8
+    step, scale = step_of(layout), layout.scale.bits // 8
     zero = scale if layout.weight.zero is Zero.FLOAT else 1
-    scales = scale * (STEP // gcd(STEP, layout.group)) if layout.has_scales else 0
-    zeros = zero * (STEP // gcd(STEP, layout.zero_group)) if layout.has_zeros else 0
-    return STEP * layout.weight.code.bits // 8 + scales + zeros
+    scales = scale * (step // gcd(step, layout.group)) if layout.has_scales else 0
+    zeros = zero * (step // gcd(step, layout.zero_group)) if layout.has_zeros else 0
+    return step * layout.weight.code.bits // 8 + scales + zeros

@@ -32,7 +32,7 @@ __device__ __forceinline__ void consume(Arguments const& args, Tiles<P> const& t
   tiles.for_each([&](Tile const& tile) {
     Totals<P> totals;
     if constexpr (P::kPromotes) {
-      multiply_promoting(args, tile, shared, place, ring, totals);
+      multiply_promoting(args, shared, place, ring, totals);
     } else {
       multiply_tile(args, shared, place, ring, totals);
     }
@@ -60,8 +60,8 @@ __device__ __forceinline__ void gemm(Arguments const& args) {
   if (threadIdx.x < kGroupThreads) {
     setmaxnreg_dec<kProducerRegisters>();
     if (threadIdx.x == 0) copy_operands(args, tiles, shared);
-    if constexpr (P::kHasRowGroups) {
-      if (threadIdx.x / 32 == 1) copy_row_scales(args, tiles, shared);
+    if constexpr (Plan<P>::kGathersScales) {
+      if (threadIdx.x / 32 == 1) gather_scales(args, tiles, shared);
     }
   } else {
     setmaxnreg_inc<kConsumerRegisters>();

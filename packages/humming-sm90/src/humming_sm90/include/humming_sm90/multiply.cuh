@@ -93,20 +93,13 @@ static_assert(kStepK * 128 * 128 < 1 << 22, "as_float: a larger sum");
 template <class P>
 class StepScales {
  public:
-  __device__ __forceinline__ StepScales(Arguments const& args, Tile const& tile)
-      : steps_(args.steps()) {
+  __device__ __forceinline__ StepScales() {
     // A 1 that ptxas does not know: with additions in the place of fused ones it keeps the sums of
     // two chunks at a time, for which there are no registers (13.5, sm_90a: 900 bytes of spills).
     asm volatile("mov.f32 %0, 0f3F800000;" : "=f"(one_));
-    if constexpr (kBlocks > 0) {
-      stride_ = args.padded_n() / kBlockRows;
-      next_ = args.scales + Index(tile.expert) * steps_ * stride_ +
-              tile.column * P::kTileN / kBlockRows;
-      load();
-    }
   }
 
-  /// Those of the step in this stage, which is full; and starts to load those of the next.
+  /// Those of the step in this stage, which is full.
   __device__ __forceinline__ void read(Shared<P> const& shared, u32 stage, Consumer const& place) {
     if constexpr (P::kHasRowGroups) {
       u32 const from = shared.row_scales(stage) + 4 * place.row();
@@ -115,8 +108,8 @@ class StepScales {
     }
     if constexpr (kBlocks > 0) {
 #pragma unroll
-      for (int i = 0; i < kBlocks; ++i) blocks_[i] = loaded_[i];
-      if (--steps_ > 0) load();
+      for (int i = 0; i < kBlocks; ++i)
+        blocks_[i] = load_shared_float(shared.block_scales(stage) + 4 * i);
     }
   }
 
@@ -129,7 +122,7 @@ class StepScales {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if constexpr (P::kHasRowGroups) rows[i] = rows_[i];
-      if constexpr (kBlocks > 0) rows[i] *= blocks_[chunk * P::kChunkN / kBlockRows];
+      if constexpr (kBlocks > 0) rows[i] *= blocks_[chunk * P::kChunkN / Plan<P>::kBlockRows];
     }
 #pragma unroll
     for (int i = 0; i < Plan<P>::kChunkSums; i += 4) {
@@ -148,16 +141,8 @@ class StepScales {
   }
 
  private:
-  /// Scales of blocks that a tile has for one step, and how many rows each is for.
-  static constexpr int kBlockRows = P::kScaleRows > 1 ? P::kScaleRows : kPaddedN;
-  static constexpr int kBlocks =
-      P::kScaleRows > 1 ? (P::kTileN + kBlockRows - 1) / kBlockRows : 0;
+  static constexpr int kBlocks = Plan<P>::kBlocks;
 
-  __device__ __forceinline__ void load() {
-#pragma unroll
-    for (int i = 0; i < kBlocks; ++i) loaded_[i] = __ldg(next_ + i);
-    next_ += stride_;
-  }
   static __device__ __forceinline__ float load_shared_float(u32 from) {
     float value;
     asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
@@ -168,21 +153,18 @@ class StepScales {
                  : "memory");
   }
 
-  int steps_, stride_;
-  float const* next_;
-  float one_, rows_[2], blocks_[kBlocks + 1], loaded_[kBlocks + 1];
+  float one_, rows_[2], blocks_[kBlocks + 1];
 };
 
 /// Sums of a step are promoted to f32 before the next. Stages are constants in the unrolled loop,
 /// so that a descriptor is one addition: that was worth 13 % where it was measured.
 template <class P>
-__device__ __forceinline__ void multiply_promoting(Arguments const& args, Tile const& tile,
-                                                   Shared<P> const& shared, Consumer const& place,
-                                                   Ring<P::kStages>& ring, Totals<P>& totals) {
+__device__ __forceinline__ void multiply_promoting(Arguments const& args, Shared<P> const& shared,
+                                                   Consumer const& place, Ring<P::kStages>& ring, Totals<P>& totals) {
   using L = Plan<P>;
   u64 const x = swizzled_rows(shared.x(0) + place.group * kGroupM * kRowBytes);
   u64 const weight = swizzled_rows(shared.weight(0));
-  StepScales<P> scales(args, tile);
+  StepScales<P> scales;
   typename P::Number sums[L::kChunkSums] = {};
 #pragma unroll
   for (int chunk = 0; chunk < L::kChunks; ++chunk)

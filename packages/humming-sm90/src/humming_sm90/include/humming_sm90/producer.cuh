@@ -33,21 +33,32 @@ __device__ __forceinline__ void copy_operands(Arguments const& args, Tiles<P> co
   });
 }
 
-/// Fills stages with the tokens' scales of the step, which lie one row of x apart. A warp calls it.
+/// Fills stages with the scales of the step that don't lie together: those of tokens are one row of x
+/// apart, of blocks of weights a row of blocks. Consumers that loaded them would wait for memory in
+/// every step. A warp calls it.
 template <class P>
-__device__ __forceinline__ void copy_row_scales(Arguments const& args, Tiles<P> const& tiles,
+__device__ __forceinline__ void gather_scales(Arguments const& args, Tiles<P> const& tiles,
                                                 Shared<P> const& shared) {
+  using L = Plan<P>;
   int const steps = args.steps(), lane = threadIdx.x % 32;
+  [[maybe_unused]] int const blocks = args.padded_n() / L::kBlockRows;
   Ring<P::kStages> ring;
   tiles.for_each([&](Tile const& tile) {
     for (int step = 0; step < steps; ++step) {
       mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
+      if constexpr (P::kHasRowGroups) {
 #pragma unroll
-      for (int i = 0; i < kTileM / 32; ++i) {
-        int const row = 32 * i + lane;
-        // Rows behind the last have its scale: their results are not stored.
-        Index const source = tile.first + (row < tile.count ? row : tile.count - 1);
-        cp_async_4(shared.row_scales(ring.stage) + 4 * row, args.x_groups + source * steps + step);
+        for (int i = 0; i < kTileM / 32; ++i) {
+          int const row = 32 * i + lane;
+          // Rows behind the last have its scale: their results are not stored.
+          Index const source = tile.first + (row < tile.count ? row : tile.count - 1);
+          cp_async_4(shared.row_scales(ring.stage) + 4 * row, args.x_groups + source * steps + step);
+        }
+      }
+      if (lane < L::kBlocks) {
+        Index const row = Index(tile.expert) * steps + step;
+        int const block = tile.column * P::kTileN / L::kBlockRows + lane;
+        cp_async_4(shared.block_scales(ring.stage) + 4 * lane, args.scales + row * blocks + block);
       }
       cp_async_mbarrier_arrive_noinc(shared.full(ring.stage));
       ring.advance();

@@ -82,17 +82,25 @@ struct Plan {
   static constexpr int kStageBytes = kXBytes + kWeightBytes;
   static constexpr int kRowScaleBytes = P::kHasRowGroups ? 4 * kTileM : 0;
   static constexpr int kScaleBytes = P::kScaleRows == 1 ? 4 * P::kTileN : 0;
+  /// Scales of blocks of rows that a tile has for a step.
+  static constexpr int kBlockRows = P::kScaleRows > 1 ? P::kScaleRows : kPaddedN;
+  static constexpr int kBlocks =
+      P::kScaleRows > 1 ? (P::kTileN + kBlockRows - 1) / kBlockRows : 0;
+  static constexpr int kBlockScaleBytes = 16;
+  static_assert(4 * kBlocks <= kBlockScaleBytes, "Plan: more scales of blocks than there is room for");
+  static constexpr bool kGathersScales = P::kHasRowGroups || kBlocks > 0;
   /// What asynchronous bulk copies bring for a stage beside x.
   static constexpr int kBulkBytes = kWeightBytes + kScaleBytes;
-  /// Those who say that a stage is full: one thread for its bulk copies, a warp for scales of rows.
-  static constexpr int kFillers = 1 + (P::kHasRowGroups ? 32 : 0);
+  /// Those who say that a stage is full: one thread for its bulk copies, a warp for other scales.
+  static constexpr int kFillers = 1 + (kGathersScales ? 32 : 0);
 
   // Shared memory, from a multiple of 1024 on.
   static constexpr int kWarpResultBytes = 16 * kRowBytes;  // 16 rows of 128 bytes of the result
   static constexpr int kResults = P::kStages * kStageBytes;
   static constexpr int kScales = kResults + kConsumerWarps * kWarpResultBytes;
   static constexpr int kRowScales = kScales + P::kStages * kScaleBytes;
-  static constexpr int kFull = kRowScales + P::kStages * kRowScaleBytes;
+  static constexpr int kBlockScales = kRowScales + P::kStages * kRowScaleBytes;
+  static constexpr int kFull = kBlockScales + P::kStages * kBlockScaleBytes;
   static constexpr int kEmpty = kFull + 8 * P::kStages;
   static constexpr int kSharedBytes = kEmpty + 8 * P::kStages;
   static_assert(kSharedBytes <= 232448, "Plan: more shared memory than a CTA can have");
@@ -111,6 +119,9 @@ struct Shared {
   }
   __device__ __forceinline__ u32 row_scales(u32 stage) const {
     return base + L::kRowScales + stage * L::kRowScaleBytes;
+  }
+  __device__ __forceinline__ u32 block_scales(u32 stage) const {
+    return base + L::kBlockScales + stage * L::kBlockScaleBytes;
   }
   __device__ __forceinline__ u32 result(u32 warp) const {
     return base + L::kResults + warp * L::kWarpResultBytes;

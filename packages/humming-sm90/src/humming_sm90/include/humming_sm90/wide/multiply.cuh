@@ -12,12 +12,12 @@ namespace humming::sm90::wide {
 /// The sums of a warpgroup's part of a tile.
 template <class P>
 struct Totals {
-  float c[Plan<P>::kChunks][Plan<P>::kChunkSums];
+  typename Plan<P>::Total c[Plan<P>::kChunks][Plan<P>::kChunkSums];
 
   /// Sum `i` of the 8 tokens number `eight`.
   __device__ __forceinline__ float value(int eight, int i) const {
     constexpr int kEights = P::kChunk / 8;
-    return c[eight / kEights][eight % kEights * 4 + i];
+    return float(c[eight / kEights][eight % kEights * 4 + i]);
   }
 };
 
@@ -25,6 +25,7 @@ struct Totals {
 template <class P>
 class Multiplier {
   using L = Plan<P>;
+  using Number = typename L::Number;
 
  public:
   __device__ __forceinline__ Multiplier(Shared<P> const& shared, Consumer const& place, u32 panel,
@@ -39,9 +40,16 @@ class Multiplier {
   /// before are under way, into other registers; a stage is released when they are done.
   __device__ __forceinline__ void direct(int steps) {
     Operands even, odd;
-    for (int step = 0; step < steps; step += 2) {  // an even number
+    int const pairs = L::kHalves ? steps : steps / 2 * 2;
+    for (int step = 0; step < pairs; step += 2) {
       direct_step(even, step > 0);
       direct_step(odd, true);
+    }
+    if (pairs < steps) {
+      // Where paths meet with MMAs under way, ptxas may make all of them wait for one another.
+      wgmma_wait_group<0>();
+      after_wait(totals_.c[0]);
+      direct_step(even, pairs > 0);
     }
     finish();
   }
@@ -55,13 +63,14 @@ class Multiplier {
       for (int i = 0; i < L::kChunkSums; ++i) totals_.c[chunk][i] = 0.0f;
     Operands even, odd;
     RowNumbers<P> even_rows = read(even), odd_rows;
-    for (int step = 0; step < steps; step += 2) {  // an even number
+    for (int step = 0; step < steps; step += 2) {
       bool const more = step + 2 < steps;
       if constexpr (L::kPairs) {
         promote_pair(even, odd, even_rows, odd_rows, more);
       } else {
-        promote_step(even, odd, even_rows, odd_rows, true);
-        promote_step(odd, even, odd_rows, even_rows, more);
+        bool const is_pair = L::kHalves || step + 1 < steps;
+        promote_step(even, odd, even_rows, odd_rows, is_pair);
+        if (is_pair) promote_step(odd, even, odd_rows, even_rows, more);
       }
     }
   }
@@ -89,7 +98,7 @@ class Multiplier {
   }
 
   /// Starts MMA number `mma` of a step for a chunk.
-  static __device__ __forceinline__ void start(float (&sums)[L::kChunkSums], u32 const (&a)[4],
+  static __device__ __forceinline__ void start(Number (&sums)[L::kChunkSums], u32 const (&a)[4],
                                                u64 x, int chunk, int mma, u32 adds) {
     P::Mma::multiply(sums, a, x + chunk * (P::kChunk * kRowStep) + mma * kMmaStep, adds);
   }
@@ -125,8 +134,8 @@ class Multiplier {
   }
 
   /// Sums of an interval: of weights times x, and of x itself, which are the same in all rows.
-  using Sums = float[L::kChunkSums];
-  using XSums = float[L::kFloatZeros ? L::kChunkSums : 1];
+  using Sums = Number[L::kChunkSums];
+  using XSums = Number[L::kFloatZeros ? L::kChunkSums : 1];
 
   /// Starts MMAs of a step, `first` and those that follow.
   static __device__ __forceinline__ void start_some(Sums& sums, XSums& x_sums, Operands const& a,
@@ -202,7 +211,7 @@ class Multiplier {
   }
 
   /// Adds sums to totals, scaled with the numbers of MMA number `mma`.
-  static __device__ __forceinline__ void promote(Sums& totals, Sums const& sums,
+  static __device__ __forceinline__ void promote(float (&totals)[L::kChunkSums], Sums const& sums,
                                                  XSums const& x_sums, RowNumbers<P> const& rows,
                                                  int mma) {
 #pragma unroll
@@ -214,8 +223,8 @@ class Multiplier {
       for (int i = 2 * half; i < L::kChunkSums; i += 4)
 #pragma unroll
         for (int j = i; j < i + 2; ++j) {
-          totals[j] = fmaf(sums[j], scale, totals[j]);
-          if constexpr (L::kFloatZeros) totals[j] = fmaf(x_sums[j], zero, totals[j]);
+          totals[j] = fmaf(float(sums[j]), scale, totals[j]);
+          if constexpr (L::kFloatZeros) totals[j] = fmaf(float(x_sums[j]), zero, totals[j]);
         }
     }
   }

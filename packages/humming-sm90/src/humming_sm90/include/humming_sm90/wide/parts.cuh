@@ -12,6 +12,7 @@ __device__ __forceinline__ bool add_parts(Arguments const& args, Item const& ite
                                           Consumer const& place, u32 shared_flag,
                                           Totals<P>& totals) {
   constexpr int kThreads = kConsumers * kGroupThreads, kBarrier = 1 + kConsumers;
+  using Number = typename Plan<P>::Total;
   constexpr int kFours = P::kTokens / 8;  // of a thread
   constexpr int kSlotBytes = kFours * kThreads * 16;
   auto const four = [](Totals<P>& of, int number) {
@@ -23,7 +24,7 @@ __device__ __forceinline__ bool add_parts(Arguments const& args, Item const& ite
                     Index(item.number) * item.parts * kSlotBytes + thread * 16;
 #pragma unroll
   for (int i = 0; i < kFours; ++i) {
-    float const* const sums = four(totals, i);
+    auto const* const sums = four(totals, i);
     u32 const words[4] = {bits_of(sums[0]), bits_of(sums[1]), bits_of(sums[2]), bits_of(sums[3])};
     store_128(slots + item.part * kSlotBytes + i * (kThreads * 16), words);
   }
@@ -37,7 +38,7 @@ __device__ __forceinline__ bool add_parts(Arguments const& args, Item const& ite
   u32 flag[4];
   load_shared_128(flag, shared_flag);
   if (!flag[0]) return false;
-  float sums[kFours][4] = {};
+  Number sums[kFours][4] = {};
   for (int part = 0; part < item.parts; ++part) {
     u32 words[kFours][4];
 #pragma unroll
@@ -46,7 +47,7 @@ __device__ __forceinline__ bool add_parts(Arguments const& args, Item const& ite
 #pragma unroll
     for (int i = 0; i < kFours; ++i)
 #pragma unroll
-      for (int j = 0; j < 4; ++j) sums[i][j] += __uint_as_float(words[i][j]);
+      for (int j = 0; j < 4; ++j) sums[i][j] += number_of<Number>(words[i][j]);
   }
 #pragma unroll
   for (int i = 0; i < kFours; ++i)

@@ -3,10 +3,10 @@
 // out[m, n] = sum over k of x[m, k] * w[n, k]. Weights are the M side of the MMA and come from
 // registers, where they are decoded; tokens are its N side and lie in shared memory.
 //
-//   step      64 of K: a stage of the ring, a block of weights
+//   step      128 bytes of K: a stage of the ring, one or two blocks of weights
 //   tile      two panels of 64 rows of weights by kTokens tokens: what a CTA computes at a time
 //   chunk     kChunk tokens: what one MMA takes of a tile
-//   interval  K that is multiplied before scales are applied, within two steps
+//   interval  K that is multiplied before scales are applied, within 128
 //   part      a run of the steps of a tile, for one CTA
 //
 // A policy has
@@ -19,7 +19,8 @@
 //   kZero, kGroup, kZeroGroup         zero points, and K per scale; 0: none
 //   kFolds                            scales are multiplied into the operand (one more rounding)
 //                                     and not into the sums of an interval
-//   kHasChannel, kHasBias             which arguments are given
+//   kPromotesAll                      sums of 128 of K are added in f32 without need of scales
+//   kHasRowScales, kHasChannel, kHasBias   which arguments are given
 #pragma once
 
 #include <humming/gemm/mainloop.cuh>
@@ -27,14 +28,14 @@
 
 namespace humming::sm90::wide {
 
-inline constexpr int kStepK = kBlock;  // operands of 16 bits: rows of 128 bytes
-inline constexpr int kMmaK = 16;
 inline constexpr int kPanels = kConsumers;
-static_assert(2 * kStepK == kRowBytes && kBlock == kGroupM, "a block is a warpgroup's");
+inline constexpr int kStepMmas = kMmas;
+static_assert(kBlock == kGroupM, "a block is a warpgroup's");
 
 /// Arguments of the kernel; named as in humming.engine.arguments.
 struct Arguments {
   TensorMap const* x;
+  float const* x_scales;
   u8 const* weight;
   u8 const* scales;
   u8 const* zeros;
@@ -47,8 +48,8 @@ struct Arguments {
 
   /// Panels of rows that there are.
   __device__ __forceinline__ int panels() const { return (n + kBlock - 1) / kBlock; }
-  /// Blocks of a panel, padding included, and so steps: an even number.
-  __device__ __forceinline__ int steps() const { return (k + kUnitK - 1) / kUnitK * 2; }
+  /// 128s of K, padding included.
+  __device__ __forceinline__ int units() const { return (k + kUnitK - 1) / kUnitK; }
 };
 
 /// What a CTA computes at a time: steps [begin, end) of a tile.
@@ -58,13 +59,18 @@ struct Item {
   int part, parts, begin, end;
 };
 
-/// The items of a launch: those of a split-K Schedule whose steps are pairs of steps here.
+template <class P>
+struct Plan;
+
+/// The items of a launch: those of a split-K Schedule in units of 128 of K.
 template <class P>
 class Items {
+  static constexpr int kSteps = kUnitK / Plan<P>::kStepK;  // of a unit
+
  public:
   /// Every thread calls it. prefix: [experts + 1] in shared memory, if rows are grouped.
   __device__ __forceinline__ Items(Arguments const& args, int* prefix)
-      : tiles_(args, prefix), units_(args.steps() / 2) {}
+      : tiles_(args, prefix), units_(args.units()) {}
 
   /// Calls `body` with each item of this CTA.
   template <class Body>
@@ -76,7 +82,8 @@ class Items {
       u32 const tile = P::kSplits == 1 ? number : number / parts, part = number - tile * parts;
       u32 const begin = part * length + (part < longer ? part : longer);
       u32 const end = begin + length + (part < longer);
-      body(Item{tiles_.tile(tile), tile, int(part), int(parts), int(2 * begin), int(2 * end)});
+      body(Item{tiles_.tile(tile), tile, int(part), int(parts), int(kSteps * begin),
+                int(kSteps * end)});
     }
   }
 
@@ -89,10 +96,16 @@ template <class P>
 struct Plan {
   using Decoder = typename decltype(choose_operands<P>())::type;
   using Planes = typename Decoder::Planes;
-  static_assert(is_half<typename P::Target>, "Plan: operands of 16 bits");
+  static constexpr bool kHalves = is_half<typename P::Target>;
+  static_assert(kHalves || P::Target::kBits == 8, "Plan: operands of 16 or 8 bits");
   static_assert(P::kTileN == kPanels * kBlock, "Plan: a warpgroup multiplies one panel");
   static_assert(P::kTokens % P::kChunk == 0 && P::kChunk % 16 == 0, "Plan: a broken tile");
   static_assert(P::kSplits == 1 || P::kTokens <= 128, "Plan: parts of tiles that are too large");
+
+  static constexpr int kStepBlocks = 16 / P::Target::kBits;
+  static constexpr int kStepK = kStepBlocks * kBlock;
+  static constexpr int kMmaK = kStepK / kStepMmas;
+  static constexpr int kBlockMmas = kBlock / kMmaK;
 
   static constexpr int kChunks = P::kTokens / P::kChunk;
   static constexpr int kChunkSums = P::kChunk / 2;  // 64 rows for 128 threads
@@ -107,27 +120,30 @@ struct Plan {
   static constexpr int kScales = kStepK / kScaleInterval;
   static constexpr int kZeros = kStepK / kZeroInterval;
 
-  static constexpr bool kPromotes = (P::kGroup != 0 && !P::kFolds) || kFloatZeros;
+  static constexpr bool kPromotes =
+      (P::kGroup != 0 && !P::kFolds) || kFloatZeros || P::kPromotesAll;
   static constexpr int kInterval = greatest_common_divisor(
-      greatest_common_divisor(2 * kStepK, P::kGroup), kFloatZeros ? P::kZeroGroup : 0);
+      greatest_common_divisor(kUnitK, P::kFolds ? 0 : P::kGroup), kFloatZeros ? P::kZeroGroup : 0);
   static constexpr bool kPairs = kInterval > kStepK;
   static constexpr int kIntervals = kPairs ? 1 : kStepK / kInterval;  // of a step, or of two
   static constexpr int kMmas = kInterval / kMmaK;  // of an interval
   static_assert(kInterval % kMmaK == 0, "Plan: a scale group that is no multiple of an MMA's K");
-  static_assert(!P::kFolds ||
-                    (P::kGroup != 0 && !kFloatZeros && is_same<typename P::Target, Bf16>),
-                "Plan: only scales go into bf16 operands, and nothing else may need f32");
+  static_assert(!P::kFolds || (P::kGroup != 0 && !kFloatZeros),
+                "Plan: only scales go into operands, and nothing else may need f32");
+  using Number = typename P::Mma::Number;
+  using Total = Chosen<kPromotes, float, Number>;
 
   // Bytes of a stage: x, and of each panel its codes, scales and zero points.
   static constexpr int kXBytes = P::kTokens * kRowBytes;
   static constexpr int kBlockBytes = 16 * 32 * Planes::kBits;
+  static constexpr int kCodeBytes = kStepBlocks * kBlockBytes;
   static constexpr int kPanelScaleBytes = kBlock * kScaleBytes;  // of one interval
   static constexpr int kPanelZeroBytes = kBlock * kZeroBytes;
   static constexpr int kPanelBytes =
-      kBlockBytes + kScales * kPanelScaleBytes + kZeros * kPanelZeroBytes;
+      kCodeBytes + kScales * kPanelScaleBytes + kZeros * kPanelZeroBytes;
 
   /// Threads that fill a stage: with x, with codes, with scales and zero points.
-  static constexpr int kFillers = kPanelBytes > kBlockBytes ? 3 : 2;
+  static constexpr int kFillers = kPanelBytes > kCodeBytes ? 3 : 2;
 
   // Shared memory, from a multiple of 1024 on.
   static constexpr int kResultBytes = 8192;  // of a warpgroup: so much of the result at a time
@@ -152,7 +168,7 @@ struct Shared {
     return base + L::kWeights + stage * (kPanels * L::kPanelBytes);
   }
   __device__ __forceinline__ u32 scales(u32 stage) const {
-    return codes(stage) + kPanels * L::kBlockBytes;
+    return codes(stage) + kPanels * L::kCodeBytes;
   }
   __device__ __forceinline__ u32 zeros(u32 stage) const {
     return scales(stage) + kPanels * L::kScales * L::kPanelScaleBytes;

@@ -18,31 +18,33 @@ struct TokenCopies {
   __device__ __forceinline__ u32 bytes() const { return Plan<P>::kXBytes; }
 
   __device__ __forceinline__ void start(Shared<P> const& shared, u32 stage, int step) const {
-    cp_async_bulk_tensor(shared.x(stage), args.x, step * kStepK, first, shared.full(stage));
+    cp_async_bulk_tensor(shared.x(stage), args.x, step * Plan<P>::kStepK, first, shared.full(stage));
   }
 };
 
 /// Copies the blocks of the tile's panels.
 template <class P>
 class CodeCopies {
-  static constexpr int kBytes = Plan<P>::kBlockBytes;
+  static constexpr int kBytes = Plan<P>::kCodeBytes;
+  static constexpr int kBlocks = Plan<P>::kStepBlocks;
 
  public:
   __device__ __forceinline__ CodeCopies(Arguments const& args, Tile const& tile)
-      : pair_(args, tile), panels_(args.panels()), blocks_(args.steps()) {
-    from_ = args.weight + Index(tile.expert) * panels_ * blocks_ * kBytes;
+      : pair_(args, tile), panels_(args.panels()), blocks_(2 * args.units()) {
+    from_ = args.weight + Index(tile.expert) * panels_ * blocks_ * Plan<P>::kBlockBytes;
   }
 
   __device__ __forceinline__ u32 bytes() const { return pair_.count * kBytes; }
 
   __device__ __forceinline__ void start(Shared<P> const& shared, u32 stage, int step) const {
-    int const window = step / kWindow * kWindow, left = blocks_ - window;
+    int const block = step * kBlocks, window = block / kWindow * kWindow, left = blocks_ - window;
     int const length = left < kWindow ? left : kWindow;
-    int const inside = pair_.first * length + step - window;
-    u8 const* const from = from_ + (Index(window) * panels_ + inside) * kBytes;
+    int const inside = pair_.first * length + block - window;
+    u8 const* const from = from_ + (Index(window) * panels_ + inside) * Plan<P>::kBlockBytes;
     u32 const to = shared.codes(stage), full = shared.full(stage);
     cp_async_bulk(to, from, kBytes, full);
-    if (pair_.count == kPanels) cp_async_bulk(to + kBytes, from + length * kBytes, kBytes, full);
+    if (pair_.count == kPanels)
+      cp_async_bulk(to + kBytes, from + length * Plan<P>::kBlockBytes, kBytes, full);
   }
 
  private:
@@ -60,13 +62,13 @@ class RowCopies {
   __device__ __forceinline__ RowCopies(Arguments const& args, Tile const& tile)
       : pair_(args, tile), panels_(args.panels()) {
     Index const before = Index(tile.expert) * panels_;
-    int const columns = args.steps() * kStepK;
+    int const columns = args.units() * kUnitK;
     scales_ = args.scales + before * groups<P::kGroup>(columns) * L::kPanelScaleBytes;
     zeros_ = args.zeros + before * groups<P::kZeroGroup>(columns) * L::kPanelZeroBytes;
   }
 
   __device__ __forceinline__ u32 bytes() const {
-    return pair_.count * (L::kPanelBytes - L::kBlockBytes);
+    return pair_.count * (L::kPanelBytes - L::kCodeBytes);
   }
 
   __device__ __forceinline__ void start(Shared<P> const& shared, u32 stage, int step) const {
@@ -93,7 +95,7 @@ class RowCopies {
   __device__ __forceinline__ void rows(u8 const* from, u32 to, int step, u32 full) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      int const group = (step * kStepK + i * (kStepK / kCount)) / kGroup;
+      int const group = (step * L::kStepK + i * (L::kStepK / kCount)) / kGroup;
       cp_async_bulk(to + i * (kPanels * kBytes),
                     from + (Index(group) * panels_ + pair_.first) * kBytes, pair_.count * kBytes,
                     full);

@@ -67,9 +67,18 @@ class Epilogue {
   /// Results of the thread for 8 tokens.
   __device__ __forceinline__ void values(Totals<P> const& totals, int eight,
                                          float (&results)[4]) const {
+    float tokens[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      int const token = 8 * eight + place_.lane % 4 * 2 + i;
+      if constexpr (P::kHasRowScales)
+        tokens[i] = __ldg(args_.x_scales + tile_.first +
+                          (token < tile_.count ? token : tile_.count - 1));
+    }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float value = totals.value(eight, i) * factors_[i / 2];
+      if constexpr (P::kHasRowScales) value *= tokens[i % 2];
       if constexpr (P::kHasBias) value += biases_[i / 2];
       results[i] = value;
     }

@@ -69,15 +69,16 @@ struct RowNumbers {
 
   /// Of one of the rows, for the MMA number `mma` of the step.
   __device__ __forceinline__ float scale(int mma, int half) const {
-    return scale_value<typename P::Scale>(scales[mma * kMmaK / L::kScaleInterval][half]);
+    return scale_value<typename P::Scale>(scales[mma * L::kMmaK / L::kScaleInterval][half]);
   }
-  /// That scale in both halves of a register.
-  __device__ __forceinline__ u32 twice(int mma, int half) const {
-    u32 const pair = bf16_pair<typename P::Scale>(scales[mma * kMmaK / L::kScaleInterval].words[0]);
+  /// That scale as folding decoders want it: in both halves of a register, or its bits.
+  __device__ __forceinline__ u32 folded(int mma, int half) const {
+    if constexpr (!L::kHalves) return scales[mma * L::kMmaK / L::kScaleInterval][half];
+    u32 const pair = bf16_pair<typename P::Scale>(scales[mma * L::kMmaK / L::kScaleInterval].words[0]);
     return __byte_perm(pair, 0, half ? 0x3232 : 0x1010);
   }
   __device__ __forceinline__ u32 zero(int mma, int half) const {
-    return zeros[mma * kMmaK / L::kZeroInterval][half];
+    return zeros[mma * L::kMmaK / L::kZeroInterval][half];
   }
   /// A float zero point as what sums of x are multiplied by.
   __device__ __forceinline__ float float_zero(int mma, int half) const {
@@ -85,9 +86,6 @@ struct RowNumbers {
            power_of_two_float(-L::Decoder::kExponent);
   }
 };
-
-/// MMAs of a step.
-inline constexpr int kStepMmas = kStepK / kMmaK;
 
 /// The operands of a warp for one step.
 using Operands = u32[kStepMmas][4];
@@ -101,7 +99,7 @@ __device__ __forceinline__ void written(u32 (&a)[4]) {
 /// What a lane has of a step before it is decoded.
 template <class P>
 struct RawWeights {
-  u32 words[Plan<P>::Planes::kWords];
+  u32 words[Plan<P>::kStepBlocks][Plan<P>::Planes::kWords];
   RowNumbers<P> rows;
 };
 
@@ -115,7 +113,7 @@ class WarpWeights {
  public:
   /// panel: 0 or 1 of the stage; tile: 0 to 3 of the panel.
   __device__ __forceinline__ WarpWeights(Shared<P> const& shared, u32 panel, u32 tile, u32 lane)
-      : codes_(shared.codes(0) + panel * L::kBlockBytes + lane * 16), tile_(tile) {
+      : codes_(shared.codes(0) + panel * L::kCodeBytes + lane * 16), tile_(tile) {
     u32 const number = panel * kBlock + lane / 4 * 8 + 2 * tile;
     scales_ = shared.scales(0) + number * L::kScaleBytes;
     zeros_ = shared.zeros(0) + number * L::kZeroBytes;
@@ -124,10 +122,14 @@ class WarpWeights {
   /// Of the step in `stage`, which is full.
   __device__ __forceinline__ void load(u32 stage, RawWeights<P>& raw) const {
     u32 const offset = stage * (kPanels * L::kPanelBytes);
-    load_plane<8, 0>(raw.words, offset);
-    load_plane<4, (Planes::kBits & 8)>(raw.words, offset);
-    load_plane<2, (Planes::kBits & 12)>(raw.words, offset);
-    load_plane<1, (Planes::kBits & 14)>(raw.words, offset);
+#pragma unroll
+    for (int block = 0; block < L::kStepBlocks; ++block) {
+      u32 const from = codes_ + offset + block * L::kBlockBytes;
+      load_plane<8, 0>(raw.words[block], from);
+      load_plane<4, (Planes::kBits & 8)>(raw.words[block], from);
+      load_plane<2, (Planes::kBits & 12)>(raw.words[block], from);
+      load_plane<1, (Planes::kBits & 14)>(raw.words[block], from);
+    }
     load_rows(raw.rows, offset);
   }
 
@@ -136,9 +138,9 @@ class WarpWeights {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       u32 scales = 0;
-      if constexpr (P::kFolds) scales = raw.rows.twice(mma, r & 1);
+      if constexpr (P::kFolds) scales = raw.rows.folded(mma, r & 1);
       auto const factors = Decoder::factors(scales, raw.rows.zero(mma, r & 1));
-      a[r] = Decoder::unit(raw.words, mma * 4 + r, factors);
+      a[r] = Decoder::unit(raw.words[mma / L::kBlockMmas], mma % L::kBlockMmas * 4 + r, factors);
     }
     written(a);
   }
@@ -146,10 +148,10 @@ class WarpWeights {
  private:
   /// The words of this tile of the plane of kPlane bits from bit kStart of the codes on.
   template <int kPlane, int kStart>
-  __device__ __forceinline__ void load_plane(u32 (&words)[Planes::kWords], u32 offset) const {
+  __device__ __forceinline__ void load_plane(u32 (&words)[Planes::kWords], u32 codes) const {
     if constexpr ((Planes::kBits & kPlane) != 0) {
       u32 const word = tile_ * kPlane;
-      u32 const from = codes_ + offset + kStart * 512 + word / 4 * 512 + word % 4 * 4;
+      u32 const from = codes + kStart * 512 + word / 4 * 512 + word % 4 * 4;
       u32* const to = words + 4 * kStart;
       if constexpr (kPlane == 1) {
         to[0] = load_shared_32(from);
