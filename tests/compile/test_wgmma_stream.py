@@ -25,7 +25,7 @@ from humming_sm90.stream_tuning import StreamTuning
 pytestmark = pytest.mark.compile
 
 DENSE, INDEXED, CONTIGUOUS, MASKED = GemmKind
-#: Weights, format of activations, kind, whether columns have an order.
+#: Weights, activations, kind, whether columns have an order.
 FAMILIES = (
     ("u4-g128-bf16", "bf16", DENSE, False),
     ("u4-g128-f16", "f16", INDEXED, False),
@@ -41,6 +41,12 @@ FAMILIES = (
     ("u8+z-g32-f16", "f16", INDEXED, False),
     ("e4m3fn-b128x128-f32", "bf16", DENSE, False),
     ("e5m2-channel-f32", "f16", DENSE, False),
+    ("e4m3fn-channel-f32", "e4m3fn-token-f32", DENSE, False),
+    ("s8-channel-f32", "s8-token-f32", INDEXED, False),
+    ("s4-g128-f32", "s8-token-f32", DENSE, False),
+    ("e2m1-g32-e8m0", "e4m3fn-token-f32", INDEXED, False),
+    ("u4+z-g64-f16", "s8-token-f32", MASKED, False),
+    ("u2-g64-bf16", "e4m3fn-token-f32", CONTIGUOUS, False),
 )
 #: Of a family, at least.
 COMPILED = 6
@@ -48,11 +54,12 @@ _MMA = re.compile(r"(?:wgmma\.mma_async|mma\.sync)\.(?:sync\.)?aligned\.(\S+)")
 
 
 def case_of(family: int) -> Case:
-    weight, dtype, kind, order = FAMILIES[family]
+    weight, x, kind, order = FAMILIES[family]
+    numbers = {"dtype": x} if "-" not in x else {"activation": x, "dtype": "bf16"}
     return Case(
         source=H100,
         weight=weight,
-        dtype=dtype,
+        **numbers,
         n=2048,
         k=8192,
         kind=kind,

@@ -22,8 +22,8 @@ from humming_sm90.backend import Sm90Backend
 from humming_sm90.layout import layout_of
 from humming_sm90.tuning import WgmmaTuning
 
-PLAIN = Case(source=H100, weight="e4m3fn-channel-f32", activation="e4m3fn-token-f32")
-BLOCKS = replace(PLAIN, weight="e4m3fn-b128x128-f32", activation="e4m3fn-g128-f32")
+PLAIN = Case(source=H100, weight="e4m3fn-channel-f32", activation="e4m3fn-g128-f32")
+BLOCKS = replace(PLAIN, weight="e4m3fn-b128x128-f32")
 
 
 def backend() -> Sm90Backend:
@@ -42,11 +42,9 @@ def test_hoppers_get_these_kernels() -> None:
     ("changes", "sentence"),
     [
         ({}, None),
-        ({"weight": "s8-channel-f32", "activation": "s8-token-f32"}, None),
+        ({"weight": "s8-channel-f32", "activation": "s8-g128-f32"}, None),
         ({"weight": "e5m2-g128-f32"}, None),
         ({"weight": "s8+zf-g128-f32", "activation": "s8-token-f32"}, r"not s8\+zf weights by s8"),
-        ({"weight": "e4m3fn-g64-f32"}, "weight groups of 64 inputs; scales are applied every 128"),
-        ({"activation": "e4m3fn-g256-f32"}, "activation groups of 256 inputs"),
         ({"act_order": True}, "columns in another order"),
         ({"kind": GemmKind.INDEXED}, "chosen by index"),
     ],
@@ -58,6 +56,20 @@ def test_refusals_say_what_is_missing(changes: Mapping[str, Any], sentence: str 
     if sentence is not None and case.kind is GemmKind.DENSE:
         with pytest.raises(UnsupportedError, match=sentence):
             layout_of(config_of(case))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"weight": "e4m3fn-g64-f32"}, "weight groups of 64 inputs; scales are applied every 128"),
+        ({"activation": "e4m3fn-g256-f32"}, "activation groups of 256 inputs"),
+    ],
+)
+def test_other_groups_are_for_other_kernels(changes: Mapping[str, Any], sentence: str) -> None:
+    case = replace(PLAIN, **changes)
+    assert backend().refuse(config_of(case), case.compute) is None
+    with pytest.raises(UnsupportedError, match=sentence):
+        layout_of(config_of(case))
 
 
 def test_a_packed_weight_is_its_rows_with_padding() -> None:

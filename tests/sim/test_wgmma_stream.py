@@ -50,6 +50,14 @@ WEIGHTS = (
     ("u7+z-g256-f32", "f16"), ("s4+zf-g64-bf16", "bf16"), ("u4-g32-f16", "bf16"),
 )  # fmt: skip
 
+#: Weights and activations of 8 bits: codes that are operands themselves, and others.
+QUANTIZED = (
+    ("e4m3fn-channel-f32", "e4m3fn-token-f32"), ("s8-channel-f32", "s8-token-f32"),
+    ("e5m2-g64-f32", "e4m3fn-token-f32"), ("u4-g128-bf16", "s8-token-f32"),
+    ("s4-channel-f32", "e4m3fn-token-f32"), ("e2m1-g32-e8m0", "e4m3fn-token-f32"),
+    ("u6+z-g64-f16", "s8-token-f32"), ("u2-g32-bf16", "e5m2-token-f32"),
+)  # fmt: skip
+
 #: What bf16 operands take up.
 FOLDED = (
     "u4-g128-bf16", "u4+z-g64-bf16", "e2m1-g32-e8m0", "e2m1-g16-e4m3fn-tensor", "u3-g32-bf16",
@@ -93,6 +101,9 @@ def _trials() -> Iterator[Trial]:
     for place, (weight, dtype) in enumerate(WEIGHTS):
         kind = KINDS[place % 4]
         yield _trial(place, weight, _turn(CUTS, place), dtype=dtype, kind=kind)
+    for place, (weight, activation) in enumerate(QUANTIZED):
+        tuning, kind = _turn(CUTS, place), KINDS[place % 4]
+        yield _trial(place, weight, tuning, activation=activation, kind=kind)
     for place, weight in enumerate(FOLDED):
         tuning = replace(_turn(CUTS, place + 1), folds=True)
         yield _trial(place, weight, tuning, kind=KINDS[(place + 1) % 4])

@@ -29,7 +29,7 @@ from humming_sm90.wide_tuning import WideTuning
 
 PROFILE = plugins.profiles()["nvidia-h200"]
 NARROW = Case(source=H100, weight="u4-g128-bf16", n=8192, k=8192)
-SAME = Case(source=H100, weight="s8-channel-f32", activation="s8-token-f32", n=8192, k=8192)
+SAME = Case(source=H100, weight="s8-g128-f32", activation="s8-token-f32", n=8192, k=8192)
 DENSE = ComputeConfig()
 
 
@@ -47,9 +47,11 @@ def kinds(case: Case, m: int = 16, **promises: Any) -> Counter[str]:
 @pytest.mark.parametrize(
     ("weight", "activation", "family"),
     [
-        ("s8-channel-f32", "s8-token-f32", SameWidth),
+        ("s8-g128-f32", "s8-token-f32", SameWidth),
+        ("s8-channel-f32", "s8-token-f32", Narrow),
         ("e5m2-b128x128-f32", "e4m3fn-g128-f32", SameWidth),
-        ("e4m3fn-g64-f32", "e4m3fn-token-f32", SameWidth),  # which refuses it
+        ("e4m3fn-channel-f32", "e4m3fn-g128-f32", SameWidth),
+        ("e4m3fn-g64-f32", "e4m3fn-token-f32", Narrow),
         ("s8-channel-f32", "", Narrow),
         ("u8+z-g64-f32", "", Narrow),
         ("u4-g128-f32", "s8-token-f32", Narrow),
@@ -97,7 +99,8 @@ def test_pipelines_propose_what_they_can_multiply() -> None:
     assert set(kinds(SAME)) == {"WgmmaTuning"}
     integers = dataclasses.replace(NARROW, activation="s8-token-f32")
     half = dataclasses.replace(NARROW, dtype="f16", weight="u4-g128-f16", accumulate="f16")
-    assert set(kinds(integers)) == set(kinds(half)) == {"MmaTuning"}
+    assert set(kinds(integers)) == {"MmaTuning", "StreamTuning", "WideTuning"}
+    assert set(kinds(half)) == {"MmaTuning"}
 
 
 def test_a_promise_of_bits_is_kept_by_one_pipeline_alone() -> None:
@@ -189,8 +192,8 @@ def test_a_tuning_is_refused_where_its_kernel_would_not_be_right() -> None:
     assert "a WgmmaTuning for such a layer" in refused(config_of(SAME), StreamTuning())
     sums = ComputeConfig(accumulate=number_format("f16"))
     assert "not in f16" in refused(config_of(half), StreamTuning(), sums)
-    integers = config_of(dataclasses.replace(NARROW, activation="s8-token-f32"))
-    assert "not s8 by s8" in refused(integers, StreamTuning())
+    groups = config_of(dataclasses.replace(NARROW, activation="s8-g128-f32"))
+    assert "not by groups" in refused(groups, StreamTuning())
     with pytest.raises(ConfigError, match="or WideTuning, for sm90"):
         Planner(backend(), config_of(NARROW), DENSE, TuningConfig())
 

@@ -10,7 +10,6 @@ from humming.backend import Problem
 from humming.configs import ComputeConfig, GemmKind, LayerConfig
 from humming.profiles import DeviceProfile
 from humming.scheduling import ceil_div
-from humming_sm90.kernel import promotes
 from humming_sm90.layout import WgmmaLayout
 from humming_sm90.tuning import TILE_M, WgmmaTuning
 
@@ -42,7 +41,7 @@ def microseconds(  # budget: what a backend is asked about
     clock = (profile.rates.clock_mhz or _CLOCK_MHZ) * _LOAD_CLOCK
     experts, rows = _busy_experts(layer, compute, problem)
     tiles = experts * ceil_div(rows, TILE_M) * ceil_div(layer.n, tuning.tile_n)
-    mma = tuning.tile_n * _MMA_CYCLES_PER_ROW * (_PROMOTION if promotes(layer, layout) else 1.0)
+    mma = tuning.tile_n * _MMA_CYCLES_PER_ROW * _PROMOTION
     fill = (TILE_M + tuning.tile_n) * 128 / _FILL_BYTES
     cycles = layout.groups * (max(mma, fill) + _STEP_CYCLES)
     compute_us = (ceil_div(tiles, sms) * cycles + _TILE_CYCLES) / clock

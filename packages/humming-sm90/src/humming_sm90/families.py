@@ -28,7 +28,13 @@ from humming_sm90 import (
     wide_candidates,
     wide_kernel,
 )
-from humming_sm90.layout import WgmmaLayout, are_of_one_width, layout_of, refuse_layout
+from humming_sm90.layout import (
+    WgmmaLayout,
+    are_of_one_width,
+    are_scaled_by_steps,
+    layout_of,
+    refuse_layout,
+)
 from humming_sm90.packing import fitted, pack_weight
 from humming_sm90.stream_tuning import StreamTuning
 from humming_sm90.tuning import WgmmaTuning
@@ -131,7 +137,11 @@ class Family(ABC, Generic[Layout]):
 
 
 class SameWidth(Family[WgmmaLayout]):
-    """Weights that are operands as they are stored: both come from shared memory."""
+    """Weights that are operands as they are stored, with scales of groups on either side.
+
+    Both come from shared memory, tokens as the M side of the MMA: so a thread needs two of their
+    scales, where kernels with weights as the M side would need one for each sum.
+    """
 
     pipelines: ClassVar[Mapping[str, Pipeline[Any, Any]]] = {
         "wgmma": Pipeline(WgmmaTuning, candidates.proposals, cost.microseconds, kernel.gemm_spec)
@@ -139,8 +149,8 @@ class SameWidth(Family[WgmmaLayout]):
 
     @classmethod
     def has(cls, layer: LayerConfig) -> bool:
-        """Codes and activations of one kind, 8 bits both."""
-        return are_of_one_width(layer)
+        """Codes and activations of one kind, 8 bits both, and scales every 128 of K."""
+        return are_of_one_width(layer) and are_scaled_by_steps(layer)
 
     def refuse(self, layer: LayerConfig, compute: ComputeConfig) -> str | None:
         """A sentence for groups and orders that TMA does not copy."""
@@ -164,7 +174,10 @@ class SameWidth(Family[WgmmaLayout]):
 
 
 class Narrow(Family[MmaLayout]):
-    """Weights that are decoded in registers. One packed form serves mma.sync and wgmma, any M."""
+    """Weights that come from registers, where most are decoded, in the order of MMAs.
+
+    One packed form serves mma.sync and wgmma, any M.
+    """
 
     pipelines: ClassVar[Mapping[str, Pipeline[Any, Any]]] = {
         "mma": Pipeline(
@@ -190,8 +203,8 @@ class Narrow(Family[MmaLayout]):
 
     @classmethod
     def has(cls, layer: LayerConfig) -> bool:
-        """All that are not of one width."""
-        return not are_of_one_width(layer)
+        """All others."""
+        return not SameWidth.has(layer)
 
     def refuse(self, layer: LayerConfig, compute: ComputeConfig) -> str | None:
         """What mma.sync does not multiply, no other pipeline does."""

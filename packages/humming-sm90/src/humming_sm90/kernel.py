@@ -15,7 +15,7 @@ from humming.scheduling import Axis, ceil_div, max_row_tiles
 from humming_sm90.layout import PADDED_N, WgmmaLayout
 from humming_sm90.tuning import STEP, TILE_M, WgmmaTuning
 
-__all__ = ["ARGS", "GemmContext", "gemm_spec", "promotes", "shared_bytes", "tile_count"]
+__all__ = ["ARGS", "GemmContext", "gemm_spec", "shared_bytes", "tile_count"]
 
 #: Parameters of the kernel in their order.
 ARGS = tuple(
@@ -47,7 +47,6 @@ class GemmContext:
     sums: int
     output: NumberFormat
     kind: GemmKind
-    promotes: bool
     chunk_n: int
     scale_rows: int
     has_row_groups: bool
@@ -59,12 +58,6 @@ class GemmContext:
     tile_m: int
     padded_n: int
     shared_bytes: int
-
-
-def promotes(layer: LayerConfig, layout: WgmmaLayout) -> bool:
-    """Whether sums of 128 of K are brought to f32: for scales, or since 8-bit floats' are short."""
-    floating = layer.activation.format.is_float
-    return floating or layout.scale_rows > 0 or bool(layer.activation.group_size)
 
 
 def shared_bytes(layer: LayerConfig, layout: WgmmaLayout, tuning: WgmmaTuning) -> int:
@@ -107,8 +100,7 @@ def _context(
     layer: LayerConfig, compute: ComputeConfig, layout: WgmmaLayout, tuning: WgmmaTuning
 ) -> GemmContext:
     integers = layer.activation.format.is_integer
-    promoted = promotes(layer, layout)
-    chunk_n = min(tuning.tile_n, _PROMOTED_CHUNK) if promoted else tuning.tile_n
+    chunk_n = min(tuning.tile_n, _PROMOTED_CHUNK)
     x, weight = (_PTX_TYPES[f.name] for f in (layer.activation.format, layer.weight.code))
     return GemmContext(
         name=_name(layer, compute),
@@ -119,7 +111,6 @@ def _context(
         sums=chunk_n // 2,
         output=layer.output,
         kind=compute.gemm,
-        promotes=promoted,
         chunk_n=chunk_n,
         scale_rows=layout.scale_rows,
         has_row_groups=bool(layer.activation.group_size),

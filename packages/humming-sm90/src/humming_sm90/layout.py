@@ -14,6 +14,7 @@ __all__ = [
     "PADDED_N",
     "WgmmaLayout",
     "are_of_one_width",
+    "are_scaled_by_steps",
     "layout_of",
     "refuse_layout",
 ]
@@ -97,6 +98,12 @@ def are_of_one_width(layer: LayerConfig) -> bool:
     """Whether codes and activations are of one kind, and so operands as they are stored."""
     formats = {layer.weight.code.name, layer.activation.format.name}
     return any(formats <= set(kind) for kind in (_FLOATS, _INTEGERS))
+
+
+def are_scaled_by_steps(layer: LayerConfig) -> bool:
+    """Whether they have scales for 128 of K, and none for fewer or more."""
+    sizes = {layer.weight.granularity.k or 0, layer.activation.group_size or 0}
+    return GROUP in sizes and sizes <= {0, GROUP}
 
 
 def refuse_layout(layer: LayerConfig) -> str | None:

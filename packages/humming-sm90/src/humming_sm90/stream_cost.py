@@ -18,7 +18,7 @@ from humming_sm90.stream_tuning import StreamTuning
 
 __all__ = ["microseconds", "mma_microseconds"]
 
-#: Products of 16 bits that an SM does per cycle.
+#: Products of 16 bits that an SM does per cycle; of 8 bits it does two for each.
 _PRODUCTS = 2048
 #: Instructions of a warp for a step, 16 rows by 128 of K: per register of decoded weights; per
 #: sum that is promoted; the rest.
@@ -35,8 +35,9 @@ _NOT_HIDDEN_ALONE, _NOT_HIDDEN, _NOT_HIDDEN_MEMORY = 1.0, 0.05, 0.3
 #: What waiting for the sums of each interval costs, where they are promoted.
 _WAITING = 1.1
 _LAUNCH_US, _CLOCK_MHZ, _SMS = 6.2, 1755.0, 132
-#: Of every call, what the model of mma.sync leaves out, since there all kernels have it.
-_MMA_LAUNCH_US = 2.4
+#: Of every call, what the model of mma.sync leaves out, by the width of activations. Fitted, so
+#: that for 8 bits mma.sync has up to 16 tokens by weights of 8 bits, and wgmma the rest.
+_MMA_LAUNCH_US = {16: 2.4, 8: 5.5}
 
 
 def microseconds(  # budget: what a backend is asked about
@@ -72,18 +73,21 @@ def mma_microseconds(  # budget: what a backend is asked about
 ) -> float:
     """The estimate of humming-sm75-sm89, as a time that can be compared with others."""
     time = cost.microseconds(profile, layer, compute, layout, problem, tuning)
-    return time + _MMA_LAUNCH_US
+    return time + _MMA_LAUNCH_US.get(layer.activation.format.bits, 0.0)
 
 
 def _step_cycles(layer: LayerConfig, layout: MmaLayout, tuning: StreamTuning) -> float:
     """Cycles in which every team of an SM multiplies 128 of K."""
     warpgroups = tuning.groups_n * tuning.groups_k * tuning.ctas
-    mma = warpgroups * 64 * 128 * tuning.tokens / _PRODUCTS
-    instructions = 32 * _DECODE + _PER_STEP
+    bits = layer.activation.format.bits
+    mma = warpgroups * 64 * 128 * tuning.tokens / (_PRODUCTS * 16 / bits)
+    instructions = _PER_STEP
+    if layer.weight.code != layout.target:
+        instructions += 2 * bits * _DECODE
     if promotes(layer, layout, tuning):
         intervals = 2 * max(1, 64 // (layout.group or 64))
         instructions += intervals * tuning.tokens / 2 * _PROMOTE
-    fill = tuning.ctas * tuning.groups_k * tuning.tokens * 256 / _L2_BYTES
+    fill = tuning.ctas * tuning.groups_k * tuning.tokens * 16 * bits / _L2_BYTES
     *_, longer, longest = sorted((mma, warpgroups * instructions, fill, _STEP_LATENCY))
     hidden = _NOT_HIDDEN + _NOT_HIDDEN_ALONE / tuning.groups_k**2
     cycles = longest + hidden * longer

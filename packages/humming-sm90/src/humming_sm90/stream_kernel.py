@@ -11,36 +11,12 @@ from humming.errors import ConfigError
 from humming.profiles import DeviceProfile
 from humming_sm75_sm89.kernel import GemmContext, gemm_spec
 from humming_sm75_sm89.layout import MmaLayout
+from humming_sm90.instructions import INSTRUCTIONS, instruction_of
 from humming_sm90.stream_tuning import StreamTuning
 
-__all__ = ["Instruction", "StreamContext", "instruction_of", "refuse_stream", "stream_spec"]
+__all__ = ["StreamContext", "refuse_stream", "stream_spec"]
 
 _PACKAGE = "humming_sm75_sm89"
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """A wgmma.mma_async with A, weights, in registers.
-
-    Attributes:
-        types: of sums, weights and activations, and K, as PTX spells them.
-        sum: type of a sum in C++.
-        constraint: of a sum in inline assembly.
-        immediates: behind its operands: signs of both, and whether B is transposed.
-    """
-
-    types: str
-    k: int
-    sum: str
-    constraint: str
-    immediates: str
-
-
-#: By the formats of decoded weights and activations.
-_INSTRUCTIONS = {
-    ("f16", "f16"): Instruction("f32.f16.f16", 16, "float", "f", ", 1, 1, 0"),
-    ("bf16", "bf16"): Instruction("f32.bf16.bf16", 16, "float", "f", ", 1, 1, 0"),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +30,13 @@ class StreamContext(GemmContext):
     register_immediates: str
 
 
-def instruction_of(layer: LayerConfig, layout: MmaLayout) -> Instruction | None:
-    """What multiplies such weights and activations; None if nothing does."""
-    return _INSTRUCTIONS.get((layout.target.name, layer.activation.format.name))
-
-
 def refuse_stream(layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout) -> str | None:
     """None if these kernels multiply such a layer, or why not."""
     if instruction_of(layer, layout) is None:
-        pairs = ", ".join(f"{weight} by {x}" for weight, x in _INSTRUCTIONS)
+        pairs = ", ".join(f"{weight} by {x}" for weight, x in INSTRUCTIONS)
         return f"streaming multiplies {pairs}, not {layout.target} by {layer.activation.format}"
+    if layer.activation.group_size:
+        return f"streaming scales sums by rows of activations, not by groups ({layer.activation})"
     if compute.accumulate is not None and compute.accumulate.name == "f16":
         return "streaming sums in f32, not in f16"
     return None

@@ -31,11 +31,7 @@ __device__ __forceinline__ void consume(Arguments const& args, Tiles<P> const& t
   clear_rows(args, shared);
   tiles.for_each([&](Tile const& tile) {
     Totals<P> totals;
-    if constexpr (P::kPromotes) {
-      multiply_promoting(args, shared, place, ring, totals);
-    } else {
-      multiply_tile(args, shared, place, ring, totals);
-    }
+    multiply_tile(args, shared, place, ring, totals);
     Epilogue<P>(args, tile, place).store(totals, shared.result(place.warp));
   });
 }

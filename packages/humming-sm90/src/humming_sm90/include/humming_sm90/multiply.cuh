@@ -28,12 +28,12 @@ struct Consumer {
 /// The sums of a warpgroup's part of a tile.
 template <class P>
 struct Totals {
-  typename Plan<P>::Total c[Plan<P>::kChunks][Plan<P>::kChunkSums];
+  float c[Plan<P>::kChunks][Plan<P>::kChunkSums];
 
   /// Sum `i` of the 8 rows of weights number `eight`.
   __device__ __forceinline__ float value(int eight, int i) const {
     constexpr int kEights = P::kChunkN / 8;
-    return float(c[eight / kEights][eight % kEights * 4 + i]);
+    return c[eight / kEights][eight % kEights * 4 + i];
   }
 };
 
@@ -52,33 +52,6 @@ __device__ __forceinline__ void start_chunk(u64 x, u64 weight, int chunk, bool a
   for (int i = 0; i < kMmas; ++i)
     P::Mma::multiply(sums, x + i * kMmaStep,
                      weight + chunk * P::kChunkN * kRowStep + i * kMmaStep, adds || i > 0);
-}
-
-/// Sums of all of K stay in the MMA; a stage is released when the next one's MMAs are under way.
-template <class P>
-__device__ __forceinline__ void multiply_tile(Arguments const& args, Shared<P> const& shared,
-                                              Consumer const& place, Ring<P::kStages>& ring,
-                                              Totals<P>& totals) {
-  int const steps = args.steps();
-  u32 before = 0;
-  for (int step = 0; step < steps; ++step) {
-    u64 const x = swizzled_rows(shared.x(ring.stage) + place.group * kGroupM * kRowBytes);
-    u64 const weight = swizzled_rows(shared.weight(ring.stage));
-    mbarrier_wait(shared.full(ring.stage), ring.parity);
-    wgmma_fence();
-#pragma unroll
-    for (int chunk = 0; chunk < Plan<P>::kChunks; ++chunk)
-      start_chunk<P>(x, weight, chunk, step > 0, totals.c[chunk]);
-    wgmma_commit_group();
-    wgmma_wait_group<1>();
-    if (step > 0) release(shared, before, place);
-    before = ring.stage;
-    ring.advance();
-  }
-  wgmma_wait_group<0>();
-  release(shared, before, place);
-#pragma unroll
-  for (int chunk = 0; chunk < Plan<P>::kChunks; ++chunk) after_wait(totals.c[chunk]);
 }
 
 /// A sum of a step as f32. Integers are below 2^22, so they fit under the leading bits of
@@ -159,7 +132,7 @@ class StepScales {
 /// Sums of a step are promoted to f32 before the next. Stages are constants in the unrolled loop,
 /// so that a descriptor is one addition: that was worth 13 % where it was measured.
 template <class P>
-__device__ __forceinline__ void multiply_promoting(Arguments const& args, Shared<P> const& shared,
+__device__ __forceinline__ void multiply_tile(Arguments const& args, Shared<P> const& shared,
                                                    Consumer const& place, Ring<P::kStages>& ring, Totals<P>& totals) {
   using L = Plan<P>;
   u64 const x = swizzled_rows(shared.x(0) + place.group * kGroupM * kRowBytes);

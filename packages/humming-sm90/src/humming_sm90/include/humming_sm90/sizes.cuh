@@ -13,7 +13,6 @@
 //   Mma                               the instruction
 //   kKind, kRaster                    rows of x to weights, and the walk through the tiles
 //   kTileN, kChunkN, kStages          sizes
-//   kPromotes                         sums of a step become part of an f32 total, with its scales
 //   kScaleRows                        rows of weights that share a scale of a step; 0: no scales
 //   kHasRowGroups                     tokens have a scale for each step
 //   kHasChannel, kHasBias             which arguments are given
@@ -68,14 +67,11 @@ template <class P>
 struct Plan {
   static_assert(P::kChunkN % 8 == 0 && P::kChunkN <= 256, "Plan: no such MMA");
   static_assert(P::kTileN % P::kChunkN == 0 && kPaddedN % P::kTileN == 0, "Plan: a broken tile");
-  static_assert(P::kPromotes || (P::kScaleRows == 0 && !P::kHasRowGroups),
-                "Plan: scales of a step go into promoted sums");
   static_assert(P::kScaleRows <= 1 || P::kScaleRows % P::kChunkN == 0,
                 "Plan: a chunk with several scales of blocks");
 
   static constexpr int kChunks = P::kTileN / P::kChunkN;
   static constexpr int kChunkSums = P::kChunkN / 2;  // 64 rows for 128 threads
-  using Total = Chosen<P::kPromotes, float, typename P::Number>;
 
   static constexpr int kXBytes = kTileM * kRowBytes;
   static constexpr int kWeightBytes = P::kTileN * kRowBytes;

@@ -116,8 +116,11 @@ class StreamMultiplier {
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
       float const sum = Mma::value(sums_[i]);
-      promoted_[i] =
-          P::kGroup != 0 ? fmaf(sum, block.rows.scale(at, i % 4 / 2), promoted_[i]) : promoted_[i] + sum;
+      if constexpr (P::kGroup != 0) {
+        promoted_[i] = fmaf(sum, block.rows.scale(at, i % 4 / 2), promoted_[i]);
+      } else {
+        promoted_[i] += sum;
+      }
     }
     if constexpr (kFloatZeros) {
       // Zero points times the sums of x, which ones in the place of weights give.
