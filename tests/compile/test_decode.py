@@ -55,9 +55,9 @@ COSTS = {
     "u4-s4": 1.0,
     "s8-s8": 0.0,
     "u4-e4m3fn": 8.5,  # 7.5 for a machine, which adds three numbers at once
-    "e2m1-f16": 4.75,
-    "e2m1-bf16": 4.75,
-    "e2m1-e4m3fn": 3.5,
+    "e2m1-f16": 3.75,
+    "e2m1-bf16": 3.0,
+    "e2m1-e4m3fn": 4.0,  # 3.5 for a machine, for which two units are masked at once
     "e4m3fn-f16": 6.5,
     "e4m3fn-bf16": 7.5,
     "e5m2-f16": 1.5,

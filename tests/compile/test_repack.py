@@ -49,9 +49,9 @@ def launch(
     return out, report
 
 
-def check(weight: CanonicalWeight, unit: int, how: str, shift: int = 0) -> None:
+def check(weight: CanonicalWeight, operand: int | str, how: str, shift: int = 0) -> None:
     """The whole packed weight is the same; by the kernel that the name says."""
-    found = case(moved(weight, shift), unit)
+    found = case(moved(weight, shift), operand)
     assert found.spec.kernel.name.endswith(how)
     expected = found.expected().tensors
     out, _ = launch(found, shift)
@@ -75,6 +75,17 @@ def test_rows_of_any_length(bits: int, unit: int) -> None:
 @pytest.mark.parametrize(("bits", "unit"), KINDS)
 def test_columns_in_another_order(bits: int, unit: int) -> None:
     check(ordered(bits, 34, 150, experts=2), unit, "order")
+
+
+@pytest.mark.parametrize("operand", ["bf16", "f16", "e4m3fn"])
+@pytest.mark.parametrize(("k", "how"), [(640, "wide"), (1061, "any"), (300, "order")])
+def test_codes_with_a_placement(operand: str, k: int, how: str) -> None:
+    if how == "order":
+        weight = oracle.random_weight("e2m1-g32-f16", 70, 2 * k, act_order=True).columns(0, k)
+    else:
+        weight = oracle.random_weight("e2m1-g32-f16", 70, k)
+    assert case(weight, operand).layout.planes.placement is not None
+    check(weight, operand, how)
 
 
 @pytest.mark.parametrize("shift", [1, 2, 3, 8])

@@ -14,11 +14,11 @@ import torch
 import humming
 import humming_sim
 from humming.formats.number import NumberFormat
-from humming.formats.operands import OPERANDS, operand_exponent, operand_unit
+from humming.formats.operands import OPERANDS, operand_exponent
 from humming.formats.scheme import Zero
 from humming.formats.table import all_formats, number_format
 from humming.jit import HeaderRoots, Program, compile_program
-from humming.layouts import GROUP, PlaneLayout
+from humming.layouts import GROUP, PlaneLayout, plane_layout
 
 HEADERS = HeaderRoots({"humming": Path(humming.__file__).parent / "include" / "humming"})
 KERNELS = Path(__file__).resolve().parents[1] / "compile" / "kernels"
@@ -49,7 +49,7 @@ class Case:
 
     @property
     def layout(self) -> PlaneLayout:
-        return PlaneLayout(self.code.bits, operand_unit(self.target))
+        return plane_layout(self.code, self.target)
 
     @property
     def family(self) -> str:

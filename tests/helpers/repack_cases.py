@@ -42,22 +42,23 @@ class Case:
         return pack_weight(self.weight, self.layer, self.layout)
 
 
-def case(weight: CanonicalWeight, unit: int = 2, arch: str = "compute_75") -> Case:
-    """The case of a weight with operands of so many numbers per register."""
-    profile = find_profile(profile="family-sm80")
+def case(weight: CanonicalWeight, operand: int | str = 2, arch: str = "compute_75") -> Case:
+    """The case of a weight with operands of so many numbers per register, or of a format."""
+    activation = ACTIVATIONS[operand] if isinstance(operand, int) else operand
+    profile = find_profile(profile="family-sm89")
     layer = LayerConfig(
         n=weight.n,
         k=weight.k,
         experts=weight.experts,
         weight=weight.scheme,
-        activation=ActivationScheme.parse(ACTIVATIONS[unit]),
+        activation=ActivationScheme.parse(activation),
         output=number_format("f16"),
         bias=weight.bias is not None,
         act_order=weight.permutation is not None,
     )
     fit, layer = fitted(weight, layer, profile)
     layout = layout_of(layer, profile)
-    assert layout.unit == unit
+    assert operand in (layout.unit, layout.target.name)
     spec = repack_spec(fit, layer, layout, arch)
     assert spec is not None, "there is a kernel"
     return Case(fit, layer, layout, spec)

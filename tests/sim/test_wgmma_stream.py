@@ -107,6 +107,9 @@ def _trials() -> Iterator[Trial]:
     for place, weight in enumerate(FOLDED):
         tuning = replace(_turn(CUTS, place + 1), folds=True)
         yield _trial(place, weight, tuning, kind=KINDS[(place + 1) % 4])
+    for place, kind in enumerate((KINDS[1], KINDS[0])):
+        tuning, activation = replace(_turn(CUTS, place), folds=True), "e4m3fn-token-f32"
+        yield _trial(place, "e2m1-g32-e8m0", tuning, activation=activation, kind=kind)
     for place, kind in enumerate(KINDS):
         yield _trial(place + 1, "u4-g64-f16", _turn(CUTS, place), kind=kind, dtype="f16")
     for place, fields in enumerate(OPTIONS):

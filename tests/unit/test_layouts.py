@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from humming.errors import ConfigError
-from humming.layouts import GROUP, PlaneLayout
+from humming.formats.table import number_format
+from humming.layouts import GROUP, PlaneLayout, plane_layout
 
-LAYOUTS = [PlaneLayout(b, u) for u in (2, 4, 8) for b in range(1, min(8, 32 // u) + 1)]
+PLACED = [plane_layout(number_format("e2m1"), number_format(t)) for t in ("bf16", "f16", "e4m3fn")]
+LAYOUTS = [PlaneLayout(b, u) for u in (2, 4, 8) for b in range(1, min(8, 32 // u) + 1)] + PLACED
 
 layouts = st.sampled_from(LAYOUTS)
 
@@ -42,7 +44,8 @@ def test_pack_puts_each_bit_where_place_says(layout: PlaneLayout) -> None:
     codes = torch.zeros(len(places), GROUP, dtype=torch.uint8)
     for row, (code, bit) in enumerate(places):
         codes[row, code] = 1 << bit
-    words = layout.pack(codes).long() & 0xFFFFFFFF
+    packed = layout.pack(codes)
+    words = (layout.placement.plain(packed) if layout.placement else packed).long() & 0xFFFFFFFF
     for row, place in enumerate(places):
         word, at = layout.place(*place)
         assert words[row].nonzero().flatten().tolist() == [word]
@@ -62,6 +65,33 @@ def test_a_unit_of_four_bits_lies_in_four_nibbles_of_one_word() -> None:
 )
 def test_planes_are_the_widest_first(bits: int, planes: tuple[tuple[int, int], ...]) -> None:
     assert PlaneLayout(bits, 2).planes == planes
+
+
+@pytest.mark.parametrize("layout", PLACED, ids=str)
+def test_moves_bring_units_into_their_form(layout: PlaneLayout) -> None:
+    placement = layout.placement
+    assert placement is not None
+    codes = random_codes(layout, 3, GROUP)
+    words = (placement.plain(layout.pack(codes)).long() & 0xFFFFFFFF).tolist()
+    for index in range(GROUP // layout.unit):
+        word, part = divmod(index, len(placement.moves))
+        form = 0
+        for distance, mask in placement.moves[part]:
+            turned = (words[word] << 32 | words[word]) << distance % 32 >> 32
+            form ^= turned & mask
+        expected = 0
+        for j, code in enumerate(codes[layout.unit * index :][: layout.unit].tolist()):
+            for bit, to in enumerate(placement.form):
+                expected |= (code >> bit & 1) << (layout.slot * j + to)
+        assert form == expected
+
+
+def test_only_codes_of_four_bits_are_placed() -> None:
+    assert plane_layout(number_format("e2m1"), number_format("s8")) == PlaneLayout(4, 4)
+    assert plane_layout(number_format("u4"), number_format("bf16")) == PlaneLayout(4, 2)
+    for bits, unit in ((3, 2), (4, 4)):
+        with pytest.raises(ConfigError, match="placement"):
+            PlaneLayout(bits, unit, PLACED[0].placement)
 
 
 @pytest.mark.parametrize(("bits", "unit"), [(0, 2), (9, 2), (9, 4), (5, 8), (4, 3), (4, 16)])
@@ -92,4 +122,7 @@ def test_words_of_other_shapes_are_refused(words: torch.Tensor) -> None:
 
 def test_the_name_tells_layouts_apart() -> None:
     assert len({str(layout) for layout in LAYOUTS}) == len(LAYOUTS)
-    assert str(PlaneLayout(4, 2)) == "planes/b4u2/v1"
+    assert str(PlaneLayout(4, 2)) == "planes/b4u2"
+    assert [str(layout) for layout in PLACED] == [
+        f"planes/b4u{name}" for name in ("2-bf16", "2-f16", "4-bytes")
+    ]

@@ -1,37 +1,50 @@
-"""Scales that would leave bf16 on the way become f32, which is not folded; all others stay."""
+"""Scales that an operand format can't take become f32, which is not folded; all others stay."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import core_oracle as oracle
 import pytest
 import torch
 
 import humming
+from humming.backend import PackedWeight
 from humming.configs import LayerConfig
-from humming.formats.tensors import decode
+from humming.errors import ConfigError
+from humming.formats.scheme import Second
+from humming.formats.tensors import decode, encode
 from humming.plugins import load
 from humming_sm75_sm89.folding import LARGEST, SMALLEST, can_fold
-from humming_sm75_sm89.layout import layout_of
+from humming_sm75_sm89.layout import MmaLayout, layout_of
 from humming_sm75_sm89.order import fitted
+from humming_sm75_sm89.packing import pack_weight
+from humming_sm75_sm89.powers import LARGEST_POWER, SMALLEST_POWER
+from humming_sm75_sm89.unpacking import dequantize
 
 PROFILE = load().profiles["nvidia-a100"]
+
+
+def layer_of(weight: humming.CanonicalWeight, activation: str = "bf16") -> LayerConfig:
+    return LayerConfig(
+        n=weight.n,
+        k=weight.k,
+        experts=weight.experts,
+        weight=weight.scheme,
+        activation=humming.ActivationScheme.parse(activation),
+        output=humming.number_format("bf16"),
+    )
 
 
 def weight_and_layer(scheme: str, scale: float) -> tuple[humming.CanonicalWeight, LayerConfig]:
     """A weight in which one scale is another."""
     weight = humming.quantize(torch.randn(64, 256), scheme)
     scales = weight.scales.clone()
-    is_exponent = scales.dtype == torch.uint8
-    scales[3, 1] = int(torch.tensor(scale).log2()) + 127 if is_exponent else scale
-    layer = LayerConfig(
-        n=64,
-        k=256,
-        weight=weight.scheme,
-        activation=humming.ActivationScheme.parse("bf16"),
-        output=humming.number_format("bf16"),
-    )
-    return weight.replace(scales=scales), layer
+    if weight.scheme.scale.bits == 8:
+        scales[3, 1] = int(encode(torch.tensor(scale), weight.scheme.scale))
+    else:
+        scales[3, 1] = scale
+    return weight.replace(scales=scales), layer_of(weight)
 
 
 POSITIVE = [
@@ -42,7 +55,9 @@ POSITIVE = [
 ]
 #: e8m0 has none of these.
 OTHERS = [(-LARGEST, True), (-2 * LARGEST, False), (0.0, True), (torch.nan, True)]
-CASES = [("e2m1-g32-e8m0", *case) for case in POSITIVE]
+CASES = [("e2m1-g32-e8m0", *case) for case in [*POSITIVE, (torch.nan, False)]]
+CASES += [("e2m1-g16-e4m3fn", *case) for case in [(448.0, True), (0.0, True)]]
+CASES += [("e2m1-g16-e4m3fn", *case) for case in [(-0.5, False), (torch.nan, False)]]
 CASES += [(s, *case) for s in ("u4-g64-bf16", "u4+z-g64-bf16") for case in POSITIVE + OTHERS]
 
 
@@ -59,7 +74,7 @@ def test_scales_out_of_range_are_not_folded(scheme: str, scale: float, is_folded
     assert fit.scheme.scale is not None
     assert fit.scheme.scale.name == "f32"
     before = decode(weight.scales, weight.scheme.scale, torch.float64)
-    assert torch.equal(fit.scales.double(), before)
+    assert torch.equal(fit.scales.double().nan_to_num(), before.nan_to_num())
     wanted = weight.dequantize(torch.float64)
     assert torch.equal(fit.dequantize(torch.float64).nan_to_num(), wanted.nan_to_num())
 
@@ -69,3 +84,122 @@ def test_other_operands_and_scales_are_left_alone() -> None:
     for activation in ("f16", "s8-token-f32"):
         other = replace(layer, activation=humming.ActivationScheme.parse(activation))
         assert fitted(weight, other, PROFILE) == (weight, other)
+
+
+def test_blocks_of_zeros_may_have_any_scale() -> None:
+    weight, layer = weight_and_layer("e2m1-g32-e8m0", SMALLEST / 2)
+    packed = weight.packed.clone()
+    packed[3, 16:32] = 0x80  # +0 and -0
+    weight = weight.replace(packed=packed)
+    fit, fit_layer = fitted(weight, layer, PROFILE)
+    assert fit_layer == layer
+    assert int(fit.scales[3, 1]) == 127
+    assert torch.equal(fit.dequantize(torch.float64), weight.dequantize(torch.float64))
+
+
+# ------------------------------------------------------------------- powers of two for e4m3fn
+
+ADA = load().profiles["family-sm89"]
+
+
+def exponents_weight(
+    *shape: int, scheme: str = "e2m1-g32-e8m0", **changes: torch.Tensor
+) -> humming.CanonicalWeight:
+    """Random codes; in each row scales that are up to 2^11 apart, anywhere."""
+    torch.manual_seed(7)
+    weight = humming.quantize(torch.randn(*shape), scheme)
+    rows = torch.randint(1, 243, (*weight.scales.shape[:-1], 1))
+    scales = (rows + torch.randint(0, 12, weight.scales.shape)).to(torch.uint8)
+    scales[..., 0] = rows[..., 0]
+    scales[..., -1] = rows[..., 0] + 11
+    return weight.replace(scales=scales, **changes)
+
+
+def packed_case(weight: humming.CanonicalWeight) -> tuple[PackedWeight, MmaLayout, LayerConfig]:
+    fit, layer = fitted(weight, layer_of(weight, "e4m3fn-token-f32"), ADA)
+    layout = layout_of(layer, ADA)
+    return pack_weight(fit, layer, layout), layout, layer
+
+
+@pytest.mark.parametrize("experts", [0, 2])
+@pytest.mark.parametrize("scheme", ["e2m1-g32-e8m0", "e2m1-g32-e8m0-tensor", "e2m1-b16x32-e8m0"])
+def test_a_row_is_divided_by_a_power_of_two(scheme: str, experts: int) -> None:
+    shape = (experts, 70, 300) if experts else (70, 300)
+    weight = exponents_weight(*shape, scheme=scheme)
+    packed, layout, layer = packed_case(weight)
+    assert layer.weight == weight.scheme
+    assert layout.has_powers
+    assert can_fold(layer, layout)
+    assert "-powers" in packed.layout
+    exponents = packed.tensors["scales"].int() - 127
+    padding = packed.tensors["scales"] == 0
+    assert bool(((exponents >= SMALLEST_POWER) & (exponents <= LARGEST_POWER) | padding).all())
+    assert torch.equal(dequantize(packed, layout), weight.dequantize(torch.float64))
+
+
+def test_powers_that_need_no_division_are_left_alone() -> None:
+    weight = humming.quantize(torch.randn(64, 128), "e2m1-g32-e8m0")
+    packed, layout, _ = packed_case(weight)
+    assert bool((packed.tensors["channel"] == 1).all())
+    assert torch.equal(dequantize(packed, layout), weight.dequantize(torch.float64))
+
+
+def test_powers_of_a_shard_under_act_order() -> None:
+    weight = oracle.random_weight("e2m1-g32-e8m0", 40, 256, act_order=True).columns(0, 128)
+    torch.manual_seed(8)
+    scales = torch.randint(100, 112, weight.scales.shape, dtype=torch.uint8)
+    weight = weight.replace(scales=scales)
+    packed, layout, _ = packed_case(weight)
+    assert layout.has_powers
+    assert layout.has_order
+    assert torch.equal(dequantize(packed, layout), weight.dequantize(torch.float64))
+
+
+def spoiled(how: str) -> humming.CanonicalWeight:
+    weight = exponents_weight(64, 128)
+    scales = weight.scales.clone()
+    if how == "12 apart":
+        scales[5] = torch.tensor([100, 112, 105, 104])
+    elif how == "nan":
+        scales[5, 1] = 255
+    else:
+        scheme = replace(weight.scheme, second=Second.TENSOR)
+        weight = weight.replace(scheme=scheme, second=torch.full((1, 1), 1e-44))
+        scales[5] = 20
+    return weight.replace(scales=scales)
+
+
+@pytest.mark.parametrize("how", ["12 apart", "nan", "no room"])
+def test_powers_too_far_apart_are_not_folded(how: str) -> None:
+    weight = spoiled(how)
+    packed, layout, layer = packed_case(weight)
+    assert layer.weight == replace(weight.scheme, scale=humming.number_format("f32"))
+    assert not layout.has_powers
+    assert not can_fold(layer, layout)
+    found, wanted = dequantize(packed, layout), weight.dequantize(torch.float64)
+    assert torch.equal(found.nan_to_num(), wanted.nan_to_num())
+    unfitted = layer_of(weight, "e4m3fn-token-f32")
+    with pytest.raises(ConfigError, match="far apart"):
+        pack_weight(weight, unfitted, layout_of(unfitted, ADA))
+
+
+def test_blocks_of_zeros_do_not_count() -> None:
+    weight = spoiled("12 apart")
+    packed = weight.packed.clone()
+    packed[5, :16] = 0x08
+    weight = weight.replace(packed=packed)
+    found, layout, _ = packed_case(weight)
+    assert layout.has_powers
+    assert torch.equal(dequantize(found, layout), weight.dequantize(torch.float64))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "activation"),
+    [("e2m1-g32-e8m0", "e5m2-token-f32"), ("e2m1-g32-f32", "e4m3fn-token-f32"),
+     ("e2m1-channel-e8m0", "e4m3fn-token-f32"), ("u4-g32-e8m0", "e4m3fn-token-f32")],
+)  # fmt: skip
+def test_others_have_no_powers(scheme: str, activation: str) -> None:
+    layer = layer_of(humming.quantize(torch.randn(64, 128), scheme), activation)
+    layout = layout_of(layer, ADA)
+    assert not layout.has_powers
+    assert not can_fold(layer, layout)

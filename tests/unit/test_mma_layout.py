@@ -126,7 +126,7 @@ ROWS = [
     ("s4-channel-f32", "s8", 100, False, (0, 0, False, False, True, False, -4)),
     ("u4-tensor-f32-channel", "s4", 100, False, (0, 0, False, False, True, False, 0)),
     ("e2m1-g32-e8m0", "s8", 128, False, (32, 0, True, False, False, False, -1)),
-    ("e2m1-g32-e8m0", "e4m3fn", 128, False, (32, 0, True, False, False, False, 6)),
+    ("e2m1-g32-e8m0", "e4m3fn", 128, False, (32, 0, True, False, True, False, 6)),
 ]
 
 
@@ -159,6 +159,14 @@ def test_ids_differ_where_a_kernel_reads_otherwise() -> None:
         str(layout("u4-channel-f16", activation="s8")): "planes/b4u4/channel",
         str(layout("s7-channel-f16")): "planes/b7u2/channel",
         str(layout("u4-g64-f16-tensor")): "planes/b4u2/scales64-f16.channel",
+        str(layout("e2m1-g32-e8m0", activation="f16")): "planes/b4u2-f16/scales32-e8m0",
+        str(layout("e2m1-g32-e8m0", activation="bf16")): "planes/b4u2-bf16/scales32-e8m0",
+        str(layout("e2m1-g32-e8m0-channel", activation="e5m2")): (
+            "planes/b4u4-bytes/scales32-e8m0.channel"
+        ),
+        str(layout("e2m1-g32-e8m0-channel", activation="e4m3fn")): (
+            "planes/b4u4-bytes/scales32-e8m0-powers.channel"
+        ),
     }
     assert ids == {f"sm75_sm89/mma64x64/{middle}/v1": middle for middle in ids.values()}
 

@@ -1,10 +1,10 @@
-// Decodes a group of each lane, multiplied by the lane's scale.
+// Decodes a group of each lane, multiplied by the lane's scale, one of a pair.
 #include <humming/decode/folding.cuh>
 
 using humming::u32;
 
 #define KERNEL_PARAMETERS                                                                       \
-  u32 const *words, int const *zeros, float const *scales, u32 *operands, int *exponent
+  u32 const *words, int const *zeros, u32 const *scales, u32 *operands, int *exponent
 #define ARGUMENTS words, zeros, scales, operands, exponent
 
 template <class Decoder>
@@ -14,8 +14,7 @@ __device__ void fold(KERNEL_PARAMETERS) {
   u32 group[Planes::kWords];
 #pragma unroll
   for (int i = 0; i < Planes::kWords; ++i) group[i] = words[lane * Planes::kWords + i];
-  u32 const scale = __byte_perm(__float_as_uint(scales[lane]), 0, 0x3232);
-  auto const factors = Decoder::factors(scale, static_cast<u32>(zeros[lane]));
+  auto const factors = Decoder::factors(scales[lane], lane % 2, static_cast<u32>(zeros[lane]));
 #pragma unroll
   for (int i = 0; i < Planes::kUnits; ++i)
     operands[lane * Planes::kUnits + i] = Decoder::unit(group, i, factors);

@@ -12,6 +12,7 @@ from humming.formats.table import number_format
 from humming.formats.tensors import decode
 from humming.weight import CanonicalWeight
 from humming_sm75_sm89.layout import MmaLayout
+from humming_sm75_sm89.powers import row_powers, used_blocks
 
 __all__ = ["LARGEST", "SMALLEST", "can_fold", "with_range"]
 
@@ -19,12 +20,17 @@ __all__ = ["LARGEST", "SMALLEST", "can_fold", "with_range"]
 _FOLDED = ("bf16", "e8m0", "e4m3fn")
 #: Sizes of scales whose products stay within the range of bf16 on the way; see decode/folding.cuh.
 LARGEST, SMALLEST = 2.0**24, 2.0**-64
+#: 1 as a code of e8m0.
+_ONE = 127
 
 
 def can_fold(layer: LayerConfig, layout: MmaLayout) -> bool:
-    """Whether scales may be multiplied into operands: bf16 has the exponents for it."""
+    """Whether scales may be multiplied into operands.
+
+    bf16 has the exponents for it, and one rounding; e4m3fn holds e2m1 times powers of two exactly.
+    """
     return (
-        layout.target.name == "bf16"
+        (layout.target.name == "bf16" or layout.has_powers)
         and layout.group > 0
         and layout.scale.name in _FOLDED
         and not layer.activation.group_size
@@ -37,18 +43,37 @@ def with_range(
 ) -> tuple[CanonicalWeight, LayerConfig]:
     """The same weight; with scales of f32, which are not folded, if some are outside of the range.
 
-    Models have none of these: scales beyond 2^24, or below 2^-64 and not 0.
+    Models have none of these: scales beyond 2^24, or below 2^-64 and not 0; NaN or negative ones of
+    8 bits; for e4m3fn operands, powers of two of a row that are more than 2^11 apart. Scales of
+    blocks without anything but zeros may be any; where one is outside it becomes 1.
     """
-    if not can_fold(layer, layout) or layout.scale.name == "e4m3fn" or weight.scales.is_meta:
+    if weight.scales.is_meta or not (can_fold(layer, layout) or layout.has_powers):
         return weight, layer
-    scales = decode(weight.scales, layout.scale, torch.float32)
-    sizes = scales.abs()
-    # Infinity is no smaller than anything; NaN stays NaN either way.
-    is_outside = (sizes > LARGEST) | ((sizes < SMALLEST) & (sizes > 0))
-    if not bool(is_outside.any()):
-        return weight, layer
+    if layout.has_powers:
+        if row_powers(weight) is not None:
+            return weight, layer
+    else:
+        outside = _outside(weight.scales, layout)
+        if not bool(outside.any()):
+            return weight, layer
+        if weight.scheme.code.name == "e2m1" and layout.scale.name == "e8m0":
+            used = used_blocks(weight)
+            if not bool((outside & used).any()):
+                return weight.replace(scales=weight.scales.masked_fill(~used, _ONE)), layer
     scheme = dataclasses.replace(weight.scheme, scale=number_format("f32"))
+    scales = decode(weight.scales, weight.scheme.scale, torch.float32)
     return (
         weight.replace(scheme=scheme, scales=scales),
         dataclasses.replace(layer, weight=scheme),
     )
+
+
+def _outside(scales: torch.Tensor, layout: MmaLayout) -> torch.Tensor:
+    """Which scales are not folded into bf16."""
+    values = decode(scales, layout.scale, torch.float32)
+    sizes = values.abs()
+    # Infinity is no smaller than anything. bf16's NaN stays NaN either way.
+    outside = (sizes > LARGEST) | ((sizes < SMALLEST) & (sizes > 0))
+    if layout.scale.bits == 8:
+        outside |= values.isnan() | values.signbit()
+    return outside

@@ -16,7 +16,7 @@ from humming.formats.number import NumberFormat
 from humming.formats.operands import operand_exponent, operand_unit
 from humming.formats.scheme import Second, WeightScheme, Zero
 from humming.formats.table import number_format
-from humming.layouts import PlaneLayout
+from humming.layouts import PlaneLayout, plane_layout
 from humming.profiles import DeviceProfile
 from humming.validity import multiplicand
 
@@ -130,7 +130,8 @@ class MmaLayout:
         zero_group: columns per zero point, a multiple of `step`; 0 without `zeros`.
         has_scales: several scales per row, or one beside a float zero point.
         has_zeros: whether there are zero points.
-        has_channel: the scale per row or tensor, the second-level scale, or their product.
+        has_channel: the scale per row or tensor, the second-level scale, the row's power of two
+            (see :attr:`has_powers`), or their product.
         has_order: whether stored columns are not simply the inputs.
         has_bias: whether there is a bias.
     """
@@ -152,15 +153,22 @@ class MmaLayout:
 
     def __str__(self) -> str:
         """Names all that a kernel must know to read the tensors, sizes apart."""
-        planes = f"planes/b{self.planes.bits}u{self.planes.unit}"
         parts = [
-            f"scales{self.group}-{self.scale}" * self.has_scales,
+            f"scales{self.group}-{self.scale}{'-powers' * self.has_powers}" * self.has_scales,
             f"zeros{self.zero_group}" * self.has_zeros,
             "channel" * self.has_channel,
             "order" * self.has_order,
         ]
         tensors = ".".join(filter(None, parts))
-        return f"sm75_sm89/mma{PANEL}x{BLOCK}/{planes}/{tensors}/v1"
+        return f"sm75_sm89/mma{PANEL}x{BLOCK}/{self.planes}/{tensors}/v1"
+
+    @property
+    def has_powers(self) -> bool:
+        """Whether each row's scales were divided by a power of two, which is in `channel` instead.
+
+        They then are from 2^-5 to 2^6: so kernels may multiply them into their operands, exactly.
+        """
+        return self.has_scales and _has_powers(self.weight, self.target)
 
     @property
     def unit(self) -> int:
@@ -180,7 +188,7 @@ class MmaLayout:
     @property
     def planes(self) -> PlaneLayout:
         """Where the bits of a lane's 128 codes of a block are."""
-        return PlaneLayout(self.weight.code.bits, self.unit)
+        return plane_layout(self.weight.code, self.target)
 
     @property
     def grid(self) -> BlockGrid:
@@ -252,10 +260,17 @@ def layout_of(layer: LayerConfig, profile: DeviceProfile) -> MmaLayout:
         zero_group=group if scheme.zero is not Zero.NONE else 0,
         has_scales=has_scales,
         has_zeros=scheme.zero is not Zero.NONE,
-        has_channel=not has_scales or scheme.second is not Second.NONE,
+        has_channel=not has_scales
+        or scheme.second is not Second.NONE
+        or _has_powers(scheme, target),
         has_order=_has_order(layer, step),
         has_bias=layer.bias,
     )
+
+
+def _has_powers(scheme: WeightScheme, target: NumberFormat) -> bool:
+    names = scheme.code.name, scheme.scale.name, target.name
+    return names == ("e2m1", "e8m0", "e4m3fn")
 
 
 def _is_grouped(layer: LayerConfig) -> bool:

@@ -19,8 +19,9 @@ from humming.profiles import DeviceProfile
 from humming.weight import CanonicalWeight
 from humming_sm75_sm89.folding import with_range
 from humming_sm75_sm89.layout import BlockGrid, MmaLayout, layout_of, padded
+from humming_sm75_sm89.scaling import scale_columns, scale_rows
 
-__all__ = ["Arrangement", "arrange", "fitted", "scale_rows"]
+__all__ = ["Arrangement", "arrange", "fitted"]
 
 #: With uneven groups, the largest number of columns that a group is filled up to a multiple of.
 _MAX_UNEVEN = 128
@@ -120,19 +121,10 @@ def _with_group_index(weight: CanonicalWeight) -> CanonicalWeight:
     )
 
 
-def scale_rows(weight: CanonicalWeight) -> torch.Tensor | None:
-    """int64 [N]: the scale row of each row; None if each row has its own."""
-    size = weight.scheme.granularity.n
-    if size == 1:
-        return None
-    rows = torch.arange(weight.n, device=weight.device) + weight.offset[0]
-    return rows // size if size else torch.zeros_like(rows)
-
-
 def _best_group(weight: CanonicalWeight, step: int) -> int:
     """Columns per scale for which an uneven weight is packed in the fewest bits."""
     scheme = weight.scheme
-    counts = _counts(_group_index(weight), weight.scales.shape[-1])
+    counts = _counts(scale_columns(weight), weight.scales.shape[-1])
     sizes = [size for size in (16, 32, 64, _MAX_UNEVEN) if size >= step]
 
     def bits(size: int) -> int:
@@ -171,15 +163,6 @@ def _inputs(weight: CanonicalWeight) -> torch.Tensor:
     return inputs.expand(max(weight.experts, 1), -1)
 
 
-def _group_index(weight: CanonicalWeight) -> torch.Tensor:
-    """int64 [E, K]: the scale column of each column of the weight."""
-    if weight.group_index is not None:
-        return weight.group_index.reshape(-1, weight.k).long()
-    size = weight.scheme.granularity.k
-    index = (torch.arange(weight.k, device=weight.device) + weight.offset[1]) // size
-    return index.expand(max(weight.experts, 1), -1)
-
-
 def _counts(index: torch.Tensor, groups: int) -> torch.Tensor:
     """int64 [E, groups]: how many columns each group has."""
     counts = torch.zeros(index.shape[0], groups, dtype=torch.int64, device=index.device)
@@ -192,7 +175,7 @@ def _filled(counts: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _with_holes(weight: CanonicalWeight, layout: MmaLayout) -> Arrangement:
-    index, size = _group_index(weight), layout.group
+    index, size = scale_columns(weight), layout.group
     counts = _counts(index, weight.scales.shape[-1])
     filled = _filled(counts, size)
     ends = filled.cumsum(1)

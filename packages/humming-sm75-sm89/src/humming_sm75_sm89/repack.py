@@ -8,6 +8,7 @@ import torch
 
 from humming.backend import Arg, KernelSpec, LaunchShape, RepackSpec
 from humming.configs import LayerConfig
+from humming.layouts import PlaneLayout
 from humming.weight import CanonicalWeight
 from humming_sm75_sm89.layout import BlockGrid, MmaLayout
 from humming_sm75_sm89.order import arrange
@@ -38,15 +39,13 @@ class RepackContext:
 
     Attributes:
         name: of the kernel, for people.
-        bits: of a code.
-        unit: codes per register of the operand.
+        planes: where the bits of codes go.
         wide: whether all rows begin at multiples of 16 bytes.
         gathers: whether columns change their order.
     """
 
     name: str
-    bits: int
-    unit: int
+    planes: PlaneLayout
     wide: bool
     gathers: bool
 
@@ -94,16 +93,17 @@ def repack_spec(
 def _kernel(
     weight: CanonicalWeight, layout: MmaLayout, arch: str, shape: LaunchShape, *, gathers: bool
 ) -> KernelSpec:
-    bits, unit, packed = layout.planes.bits, layout.planes.unit, weight.packed
+    packed = weight.packed
     # A copy that makes it contiguous begins where an allocation does.
     starts = packed.data_ptr() if packed.is_contiguous() else 0
     wide = not gathers and starts % 16 == 0 and packed.shape[-1] % 16 == 0
     how = "order" if gathers else "wide" if wide else "any"
-    name = f"sm75_sm89.repack.b{bits}u{unit}_{how}"
+    kind = str(layout.planes).removeprefix("planes/").replace("-", "_")
+    name = f"sm75_sm89.repack.{kind}_{how}"
     return KernelSpec(
         name=name,
         template="humming_sm75_sm89/repack.cu.j2",
-        context=RepackContext(name=name, bits=bits, unit=unit, wide=wide, gathers=gathers),
+        context=RepackContext(name=name, planes=layout.planes, wide=wide, gathers=gathers),
         arch=arch,
         args=_ARGS,
         launch=lambda problem, layer: shape,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from humming.errors import ConfigError
 from humming.formats.tensors import decode, storage_dtype
 from humming.weight import CanonicalWeight
 from humming_sm75_sm89.layout import PANEL, MmaLayout
-from humming_sm75_sm89.order import Arrangement, scale_rows
+from humming_sm75_sm89.order import Arrangement
+from humming_sm75_sm89.powers import divided, row_powers, values_of
+from humming_sm75_sm89.scaling import scale_rows
 
 __all__ = ["pack_channel", "pack_rows", "pack_scales", "pack_zeros"]
 
@@ -17,7 +20,9 @@ def pack_scales(
 ) -> torch.Tensor:
     """The scales of groups of columns, [E, G, NP, 64] in panel order."""
     scales = weight.scales
-    if weight.scheme.scale != layout.scale:
+    if layout.has_powers:
+        scales = divided(scales, _powers(weight))
+    elif weight.scheme.scale != layout.scale:
         scales = decode(scales, weight.scheme.scale, storage_dtype(layout.scale))
     return _panels(scales, weight, layout.group, arrangement)
 
@@ -35,6 +40,8 @@ def pack_channel(weight: CanonicalWeight, layout: MmaLayout) -> torch.Tensor:
     factor: torch.Tensor | None = None
     if not layout.has_scales:
         factor = decode(_per_row(weight.scales, weight), weight.scheme.scale)
+    if layout.has_powers:
+        factor = values_of(_per_row(_powers(weight), weight))
     if weight.second is not None:
         factor = weight.second if factor is None else factor * weight.second
     assert factor is not None, "a layout has a channel factor if one of these is there"
@@ -46,6 +53,13 @@ def pack_rows(values: torch.Tensor, layout: MmaLayout) -> torch.Tensor:
     out = values.new_zeros((layout.lead, layout.grid.n64), dtype=torch.float32)
     out[:, : layout.n] = values
     return out
+
+
+def _powers(weight: CanonicalWeight) -> torch.Tensor:
+    powers = row_powers(weight)
+    if powers is None:
+        raise ConfigError("scales", "powers of two far apart", "a weight that fitted() gave")
+    return powers
 
 
 def _per_row(blocks: torch.Tensor, weight: CanonicalWeight) -> torch.Tensor:

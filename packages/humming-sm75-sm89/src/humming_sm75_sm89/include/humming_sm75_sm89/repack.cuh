@@ -6,6 +6,7 @@
 // code by code and lie in shared memory with 8 bits each, or 4.
 #pragma once
 
+#include <humming/decode/placements.cuh>
 #include <humming/decode/planes.cuh>
 #include <humming/std.cuh>
 
@@ -21,10 +22,11 @@ struct RepackSource {
   int blocks;          // along K in the packed form
 };
 
-/// kWide: all rows begin at multiples of 16. kGathers: `columns` says which column goes where.
-template <int kBits, int kUnit, bool kWide, bool kGathers>
+/// Layout: the planes that codes go to. kWide: all rows begin at multiples of 16. kGathers: `columns`
+/// says which column goes where.
+template <class Layout, bool kWide, bool kGathers>
 struct Repack {
-  using Layout = Planes<kBits, kUnit>;
+  static constexpr int kBits = Layout::kBits, kUnit = Layout::kUnit;
 
   static constexpr int kPanelRows = 64;
   static constexpr int kBlockColumns = 64;
@@ -209,40 +211,18 @@ struct Repack {
       // A unit in one word, or two of them?
       constexpr bool kWhole = (kWide || kGathers) && 32 % (kUnit * kStaged) == 0;
       u32 const field = kWhole ? word[0] >> at % 32 : __funnelshift_r(word[0], word[1], at);
-      put<index, 0>(words, slots_of(field));
+      Layout::put(words, index, slots_of(field));
     });
-  }
-
-  /// A word moved up by kDistance bits, or down if that is negative.
-  template <int kDistance>
-  static __device__ __forceinline__ u32 shifted(u32 word) {
-    if constexpr (kDistance >= 0) {
-      return word << kDistance;
-    } else {
-      return word >> -kDistance;
-    }
+    Layout::finish(words);
   }
 
   /// Codes one after the other, to one in each slot.
   static __device__ __forceinline__ u32 slots_of(u32 field) {
     u32 slots = 0;
     for_constants<kUnit>([&](auto j) {
-      slots |= shifted<(Layout::kSlot - kStaged) * j>(field) & kCodeMask << Layout::kSlot * j;
+      slots |= moved(field, (Layout::kSlot - kStaged) * j) & kCodeMask << Layout::kSlot * j;
     });
     return slots;
-  }
-
-  /// Adds unit kIndex, a code in each slot, to its words, from plane kStart on.
-  template <int kIndex, int kStart>
-  static __device__ __forceinline__ void put(u32 (&words)[Layout::kWords], u32 slots) {
-    if constexpr (kStart < kBits) {
-      constexpr int kWidth = Layout::width(kStart);
-      constexpr int kPerWord = Layout::kSlot / kWidth;
-      constexpr int kTo = kWidth * (kIndex % kPerWord);
-      constexpr u32 kMask = spread(((1u << kWidth) - 1) << kTo, Layout::kSlot);
-      words[4 * kStart + kIndex / kPerWord] |= shifted<kTo - kStart>(slots) & kMask;
-      put<kIndex, kStart + kWidth>(words, slots);
-    }
   }
 
   /// Load i of all lanes lies together; blocks lie in windows, see layout.py.

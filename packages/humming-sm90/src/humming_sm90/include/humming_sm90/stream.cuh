@@ -65,7 +65,7 @@ class StreamMultiplier {
   __device__ __forceinline__ void operator()(Block<P> const& block, int half, u32 stage) {
     if constexpr (S::kPromotes) {
 #pragma unroll
-      for (int at = 0; at < S::kIntervals; ++at) interval(block, at, half, stage);
+      for (int at = 0; at < S::kSumIntervals; ++at) interval(block, at, half, stage);
     } else {
       wait();
       u32 a[S::kSteps][4];
@@ -106,17 +106,19 @@ class StreamMultiplier {
 
   /// Scales are applied in f32 to the sums of an interval.
   __device__ __forceinline__ void interval(Block<P> const& block, int at, int half, u32 stage) {
-    constexpr int kSteps = S::kIntervalSteps;
-    Decoded<P> const weights(block, at, 0);
+    constexpr int kSteps = S::kSumSteps;
     u32 a[kSteps][4];
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) weights.step(at * kSteps + i, a[i]);
+    for (int i = 0; i < kSteps; ++i) {
+      int const step = at * kSteps + i;
+      Decoded<P>(block, step / S::kIntervalSteps, 0).step(step, a[i]);
+    }
     start(sums_, a, half, at * kSteps, stage, false);
     wait();
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
       float const sum = Mma::value(sums_[i]);
-      if constexpr (P::kGroup != 0) {
+      if constexpr (S::kScalesSums) {
         promoted_[i] = fmaf(sum, block.rows.scale(at, i % 4 / 2), promoted_[i]);
       } else {
         promoted_[i] += sum;

@@ -6,7 +6,7 @@
 #pragma once
 
 #include <humming/decode/halves.cuh>
-#include <humming/decode/planes.cuh>
+#include <humming/decode/placements.cuh>
 
 namespace humming {
 
@@ -15,6 +15,28 @@ struct WithoutZeroPoint {
   struct ZeroPoint {};
   static __device__ __forceinline__ ZeroPoint zero_point(u32) { return {}; }
 };
+
+using E2m1 = Float<2, 1, 1, Specials::kNone>;
+
+/// Where codes lie; twin of plane_layout() in humming/layouts.py.
+template <class Format, class Target>
+struct FloatPlanes {
+  using type = Planes<Format::kBits, 32 / Target::kBits>;
+  static constexpr bool kPlaced = false;
+};
+template <class Places>
+struct Placed {
+  using type = PlacedPlanes<Places>;
+  static constexpr bool kPlaced = true;
+};
+template <>
+struct FloatPlanes<E2m1, Bf16> : Placed<PlacedForBf16> {};
+template <>
+struct FloatPlanes<E2m1, F16> : Placed<PlacedForF16> {};
+template <>
+struct FloatPlanes<E2m1, E4m3fn> : Placed<PlacedForBytes> {};
+template <>
+struct FloatPlanes<E2m1, E5m2> : Placed<PlacedForBytes> {};
 
 /// Makes NaN and Inf of codes that mean them, in numbers of two halves that the bits were moved to.
 template <class Format, class Half>
@@ -52,11 +74,11 @@ struct SpecialHalves {
   }
 };
 
-/// To f16 and bf16, exact, NaN and Inf included. Two fields and an fma: 4.75 for e2m1 to f16 or
-/// bf16, 6.5 for e4m3fn to f16 and 7.5 to bf16; 4.5 without NaN (Finite<E4m3fn>). e5m2 to f16: 1.5.
+/// To f16 and bf16, exact, NaN and Inf included. Two fields and an fma: 6.5 for e4m3fn to f16 and 7.5 to
+/// bf16; 4.5 without NaN (Finite<E4m3fn>). e5m2 to f16: 1.5. e2m1 as it is placed: 3.75 and 3.
 template <class Format, class Half>
 struct FloatToHalf : WithoutZeroPoint {
-  using Planes = humming::Planes<Format::kBits, 2>;
+  using Planes = typename FloatPlanes<Format, Half>::type;
   static constexpr int kExponent = 0;
   static constexpr bool kSameExponent = Format::kExponent == Half::kExponent &&
                                         Format::kBias == Half::kBias &&
@@ -70,9 +92,14 @@ struct FloatToHalf : WithoutZeroPoint {
   static __device__ __forceinline__ u32 moved(const u32 (&words)[Planes::kWords], int index) {
     constexpr int kSign = Planes::kBits - 1;
     constexpr int kTo = Half::kMantissa - Format::kMantissa;
-    u32 const body = Planes::field(words, index, {0, kSign, kTo}, 0);
-    u32 const whole = Planes::field(words, index, {kSign, kSign + 1, 15}, body);
-    return SpecialHalves<Format, Half>::fill(whole);
+    if constexpr (FloatPlanes<Format, Half>::kPlaced) {
+      static_assert(Planes::Placement::kMagnitudeAt == kTo, "FloatToHalf: placed for another");
+      return Planes::form(words, index);
+    } else {
+      u32 const body = Planes::field(words, index, {0, kSign, kTo}, 0);
+      u32 const whole = Planes::field(words, index, {kSign, kSign + 1, 15}, body);
+      return SpecialHalves<Format, Half>::fill(whole);
+    }
   }
 
   static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords], int index,
@@ -127,10 +154,11 @@ struct PlaceInSmallFloat<Format, Target, Kind::kMagnitude> {
   static constexpr int kExponent = Target::kBias - 1 + Target::kMantissa;
 };
 
-/// To e4m3 and e5m2, up to 2^-kExponent. Two fields: 3.5 for e2m1; none for the format itself.
+/// To e4m3 and e5m2, up to 2^-kExponent. Two fields, or 3.5 by a table for e2m1; none for the format
+/// itself.
 template <class Format, class Target>
 struct FloatToSmallFloat : WithoutZeroPoint {
-  using Planes = humming::Planes<Format::kBits, 4>;
+  using Planes = typename FloatPlanes<Format, Target>::type;
   using Place = PlaceInSmallFloat<Format, Target>;
   static_assert(Place::kHolds,
                 "FloatToSmallFloat: the operand's format does not have every value; use another");
@@ -141,6 +169,10 @@ struct FloatToSmallFloat : WithoutZeroPoint {
     constexpr int kSign = Planes::kBits - 1;
     if constexpr (Place::kSame) {
       return Planes::field(words, index, {0, 8, 0}, 0);
+    } else if constexpr (FloatPlanes<Format, Target>::kPlaced) {
+      u32 const low = 0x03020100u << Place::kTo, high = 0x07060504u << Place::kTo;
+      constexpr int kPerWord = Planes::kPerWord;
+      return Planes::Placement::look_up(words[index / kPerWord], index % kPerWord, low, high);
     } else {
       u32 const body = Planes::field(words, index, {0, kSign, Place::kTo}, 0);
       return Planes::field(words, index, {kSign, kSign + 1, 7}, body);

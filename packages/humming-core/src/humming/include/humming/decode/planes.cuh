@@ -74,6 +74,17 @@ struct Planes {
     return onto;
   }
 
+  /// Adds the codes of unit `index`, one in each slot, to words that don't have them yet.
+  static __device__ __forceinline__ void put(u32 (&words)[kWords], int index, u32 slots) {
+    if constexpr (kBits & 8) put_plane<8, 0>(words, index, slots);
+    if constexpr (kBits & 4) put_plane<4, (kBits & 8)>(words, index, slots);
+    if constexpr (kBits & 2) put_plane<2, (kBits & 12)>(words, index, slots);
+    if constexpr (kBits & 1) put_plane<1, (kBits & 14)>(words, index, slots);
+  }
+
+  /// Called when all codes are put.
+  static __device__ __forceinline__ void finish(u32 (&)[kWords]) {}
+
  private:
   /// What the plane of kPlane bits from bit kStart of the codes on has of a field.
   template <int kPlane, int kStart>
@@ -89,6 +100,14 @@ struct Planes {
     u32 const mask = spread(((1u << count) - 1) << target, slot);
     u32 const word = moved(words[4 * kStart + index / kPerWord], target - at);
     return mask == ~0u ? word ^ onto : and_xor(word, mask, onto);
+  }
+
+  template <int kPlane, int kStart>
+  static __device__ __forceinline__ void put_plane(u32 (&words)[kWords], int index, u32 slots) {
+    constexpr int kPerWord = kSlot / kPlane;
+    int const to = kPlane * (index % kPerWord);
+    u32 const mask = spread(((1u << kPlane) - 1) << to, kSlot);
+    words[4 * kStart + index / kPerWord] |= moved(slots, to - kStart) & mask;
   }
 };
 

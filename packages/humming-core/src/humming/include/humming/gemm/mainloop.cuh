@@ -84,12 +84,11 @@ struct Decoded {
 
   __device__ __forceinline__ Decoded(Block<P> const& from, int at, int tile)
       : block(from), tile(tile) {
+    u32 scales = 0;
+    if constexpr (P::kFolds) scales = block.rows.pair(at, tile);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      u32 scales = 0;
-      if constexpr (P::kFolds) scales = block.rows.twice(at, tile, half);
-      factors[half] = Decoder::factors(scales, block.rows.zero(at, 2 * tile + half));
-    }
+    for (int half = 0; half < 2; ++half)
+      factors[half] = Decoder::factors(scales, half, block.rows.zero(at, 2 * tile + half));
   }
 
   __device__ __forceinline__ void step(int step, u32 (&a)[4]) const {
@@ -178,7 +177,7 @@ struct PromotingMultiplier {
     typename X::Registers x;
     operands.load(x, of_stage, 0, stage);
 #pragma unroll
-    for (int at = 0; at < S::kIntervals; ++at) interval(block, at, k, x);
+    for (int at = 0; at < S::kSumIntervals; ++at) interval(block, at, k, x);
   }
 
  private:
@@ -192,15 +191,14 @@ struct PromotingMultiplier {
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
       Sums sums[kTokenTiles] = {};
-      Decoded<P> const weights(block, at, tile);
 #pragma unroll
-      for (int index = 0; index < S::kIntervalSteps; ++index) {
-        int const step = at * S::kIntervalSteps + index;
+      for (int index = 0; index < S::kSumSteps; ++index) {
+        int const step = at * S::kSumSteps + index;
         u32 a[4];
-        weights.step(step, a);
+        Decoded<P>(block, step / S::kIntervalSteps, tile).step(step, a);
         // A tile waits for the sums of the one before the last, so that no more than two tiles have
         // sums of an interval at a time: the compiler would mix all, and run out of registers.
-        constexpr bool kMany = kTokenTiles > 1 || S::kIntervals > 1;
+        constexpr bool kMany = kTokenTiles > 1 || S::kSumIntervals > 1;
         if (kMany && index == 0 && at * kTiles + tile >= 2)
           a[0] |= bits_of(totals.sums[(tile + 2) % kTiles][0].c[0]) & never;
         multiply_all(sums, a, x, step);
@@ -227,8 +225,8 @@ struct PromotingMultiplier {
 #pragma unroll
     for (int t = 0; t < kTokenTiles; ++t) sums[t] = {};
 #pragma unroll
-    for (int step = 0; step < S::kIntervalSteps; ++step)
-      multiply_all(sums, a, x, at * S::kIntervalSteps + step);
+    for (int step = 0; step < S::kSumSteps; ++step)
+      multiply_all(sums, a, x, at * S::kSumSteps + step);
   }
 
   __device__ __forceinline__ void promote(Block<P> const& block, int at, int tile,
@@ -238,7 +236,7 @@ struct PromotingMultiplier {
     for (int i = 0; i < 4; ++i) {
       int const row = 2 * tile + i / 2;
       float scale = 1.0f, zero = 0.0f;
-      if constexpr (P::kGroup != 0) scale = block.rows.scale(at, row);
+      if constexpr (S::kScalesSums) scale = block.rows.scale(at, row);
       if constexpr (kFloatZeros)
         zero = scale_value<typename P::Scale>(block.rows.zero(at, row)) *
                power_of_two_float(-S::Decoder::kExponent);
@@ -251,7 +249,7 @@ struct PromotingMultiplier {
           total = fmaf(sum, scale * factor, total);
           if constexpr (kFloatZeros) total = fmaf(P::Mma::value(x_sums[t], i), zero * factor, total);
         } else {
-          total = P::kGroup != 0 ? fmaf(sum, scale, total) : sum + total;
+          total = S::kScalesSums ? fmaf(sum, scale, total) : sum + total;
           if constexpr (kFloatZeros) total = fmaf(P::Mma::value(x_sums[t], i), zero, total);
         }
       }

@@ -71,7 +71,7 @@ inline constexpr int kWindow = 32;  // blocks along K that lie together for all 
 template <class Plain>
 struct WithoutScales : Plain {
   using Factors = typename Plain::ZeroPoint;
-  static __device__ __forceinline__ Factors factors(u32, u32 zero) {
+  static __device__ __forceinline__ Factors factors(u32, int, u32 zero) {
     return Plain::zero_point(zero);
   }
 };
@@ -81,7 +81,7 @@ __host__ __device__ constexpr auto choose_operands() {
   using Weight = typename P::Weight;
   using Target = typename P::Target;
   if constexpr (P::kFolds) {
-    return Type<FoldingDecoder<Weight, Target, P::kZero>>{};
+    return Type<FoldingDecoder<Weight, Target, P::kZero, typename P::Scale>>{};
   } else {
     return Type<WithoutScales<Decoder<Weight, Target, P::kZero>>>{};
   }
@@ -124,10 +124,15 @@ struct Sizes {
   static constexpr bool kShortSums =
       is_small_float<typename P::Target> || !(is_same<typename P::Accumulator, float> ||
                                               is_same<typename P::Accumulator, i32>);
-  static constexpr bool kPromotes = kShortSums || (P::kGroup != 0 && !P::kFolds) ||
-                                    P::kActivationGroup != 0 || P::kZero == Zero::kFloat;
-  static_assert(!P::kFolds || (is_half<typename P::Target> && !kPromotes && P::kGroup != 0),
-                "Sizes: scales go into f16 and bf16 operands only, and nothing else may need f32");
+  static constexpr bool kScalesSums = P::kGroup != 0 && !P::kFolds;
+  static constexpr bool kPromotes =
+      kShortSums || kScalesSums || P::kActivationGroup != 0 || P::kZero == Zero::kFloat;
+  static_assert(!P::kFolds ||
+                    (P::kGroup != 0 && P::kActivationGroup == 0 && P::kZero != Zero::kFloat),
+                "Sizes: only scales go into operands, and nothing else may have to do with groups");
+  /// Intervals of a block whose sums are promoted: all of it is one if scales are in the operands.
+  static constexpr int kSumIntervals = P::kFolds ? 1 : kIntervals;
+  static constexpr int kSumSteps = kSteps / kSumIntervals;
   /// What teams and CTAs add up: exact for integers, unless scales came before.
   using Number = Chosen<!kPromotes && is_same<typename P::Accumulator, i32>, i32, float>;
 

@@ -10,8 +10,6 @@
 
 namespace humming {
 
-using E8m0 = Float<8, 0, 127, Specials::kNanOnly>;
-
 /// A scale, or a float zero point, as f32; exact, NaN included.
 template <class Format>
 __device__ __forceinline__ float scale_value(u32 bits) {
@@ -34,28 +32,6 @@ __device__ __forceinline__ float scale_value(u32 bits) {
     u32 const sign = (bits & 0x80) << 24;
     return magnitude == 0x7f ? __uint_as_float(0x7fffffffu)
                              : __uint_as_float(__float_as_uint(value) | sign);
-  }
-}
-
-/// Two scales, in the low bits of `bits`, as the halves of a register; those that are folded: bf16 has
-/// all of them, and 2^-127 is none.
-template <class Format>
-__device__ __forceinline__ u32 bf16_pair(u32 bits) {
-  if constexpr (is_same<Format, Bf16>) {
-    return bits;
-  } else {
-    u32 const bytes = __byte_perm(bits, 0, 0x4140);
-    if constexpr (is_same<Format, E8m0>) {
-      u32 const numbers = bytes << 7;
-      // 0xff has become infinity, and becomes NaN.
-      return numbers | (numbers + 0x00800080u & kMinusZeros) >> 9;
-    } else {
-      static_assert(is_same<Format, E4m3fn>, "bf16_pair: scales that bf16 has");
-      using Decoder = FloatToHalf<E4m3fn, Bf16>;
-      u32 words[Decoder::Planes::kWords];
-      words[0] = bytes;
-      return Decoder::unit(words, 0, {});
-    }
   }
 }
 
@@ -112,12 +88,11 @@ struct BlockScales {
   __device__ __forceinline__ float scale(int at, int row) const {
     return scale_value<typename P::Scale>(scales[at * kScaleLoads / S::kIntervals][row]);
   }
-  /// The scale of row 2 * pair + half, as bf16 in both halves of a register.
-  __device__ __forceinline__ u32 twice(int at, int pair, int half) const {
+  /// Those of rows 2 * number and 2 * number + 1, as they are stored, in the low bits.
+  __device__ __forceinline__ u32 pair(int at, int number) const {
     constexpr int kPairBits = 16 * kScaleBytes;
     auto const& words = scales[at * kScaleLoads / S::kIntervals].words;
-    u32 const bits = words[pair * kPairBits / 32] >> pair * kPairBits % 32;
-    return __byte_perm(bf16_pair<typename P::Scale>(bits), 0, half == 0 ? 0x1010 : 0x3232);
+    return words[number * kPairBits / 32] >> number * kPairBits % 32;
   }
   __device__ __forceinline__ u32 zero(int at, int row) const {
     if constexpr (kHasZeros) {
@@ -150,6 +125,7 @@ class Panel {
       : panels_((args.n + kBlock - 1) / kBlock),
         blocks_(2 * ((args.k + kUnitK - 1) / kUnitK)),
         tile_(warp.warp_n * P::kWarpTiles % kTiles),
+        apart_(Index(panels_) * kBlock),
         codes_(args.weight + warp.lane * 16),
         scales_(args.scales),
         zeros_(args.zeros) {
@@ -196,18 +172,8 @@ class Panel {
 
   /// Requests the scales and zero points of the block at column k.
   __device__ __forceinline__ void load_rows(Rows& rows, int k) const {
-    if constexpr (Rows::kHasScales) {
-#pragma unroll
-      for (int i = 0; i < Rows::kScaleLoads; ++i)
-        rows.scales[i].load(at<P::kGroup, Rows::kScaleBytes>(
-            scales_, k + i * (kBlock / Rows::kScaleLoads)));
-    }
-    if constexpr (Rows::kHasZeros) {
-#pragma unroll
-      for (int i = 0; i < Rows::kZeroLoads; ++i)
-        rows.zeros[i].load(at<P::kZeroGroup, Rows::kZeroBytes>(
-            zeros_, k + i * (kBlock / Rows::kZeroLoads)));
-    }
+    if constexpr (Rows::kHasScales) load_numbers<P::kGroup>(rows.scales, scales_, k);
+    if constexpr (Rows::kHasZeros) load_numbers<P::kZeroGroup>(rows.zeros, zeros_, k);
   }
 
  private:
@@ -246,6 +212,21 @@ class Panel {
     return (blocks_ * kBlock + (kGroup - 1)) / kGroup;
   }
 
+  /// Those of a block: of one group after the other, or of the group of each interval.
+  template <int kGroup, int kBytes, int kRows, int kLoads>
+  __device__ __forceinline__ void load_numbers(LaneRows<kBytes, kRows> (&rows)[kLoads],
+                                               u8 const* base, int k) const {
+    if constexpr (kBlock % kGroup == 0) {
+      u8 const* from = at<kGroup, kBytes>(base, k);
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i, from += apart_ * kBytes) rows[i].load(from);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i)
+        rows[i].load(at<kGroup, kBytes>(base, k + i * (kBlock / kLoads)));
+    }
+  }
+
   /// The numbers of the group of column k.
   template <int kGroup, int kBytes>
   __device__ __forceinline__ u8 const* at(u8 const* base, int k) const {
@@ -253,6 +234,7 @@ class Panel {
   }
 
   int panels_, blocks_, tile_, panel_;
+  Index apart_;  // numbers of a group
   u8 const* codes_;
   u8 const* scales_;
   u8 const* zeros_;

@@ -71,11 +71,9 @@ struct RowNumbers {
   __device__ __forceinline__ float scale(int mma, int half) const {
     return scale_value<typename P::Scale>(scales[mma * L::kMmaK / L::kScaleInterval][half]);
   }
-  /// That scale as folding decoders want it: in both halves of a register, or its bits.
-  __device__ __forceinline__ u32 folded(int mma, int half) const {
-    if constexpr (!L::kHalves) return scales[mma * L::kMmaK / L::kScaleInterval][half];
-    u32 const pair = bf16_pair<typename P::Scale>(scales[mma * L::kMmaK / L::kScaleInterval].words[0]);
-    return __byte_perm(pair, 0, half ? 0x3232 : 0x1010);
+  /// Those of both, as they are stored.
+  __device__ __forceinline__ u32 pair(int mma) const {
+    return scales[mma * L::kMmaK / L::kScaleInterval].words[0];
   }
   __device__ __forceinline__ u32 zero(int mma, int half) const {
     return zeros[mma * L::kMmaK / L::kZeroInterval][half];
@@ -138,8 +136,8 @@ class WarpWeights {
 #pragma unroll
     for (int r = 0; r < 4; ++r) {
       u32 scales = 0;
-      if constexpr (P::kFolds) scales = raw.rows.folded(mma, r & 1);
-      auto const factors = Decoder::factors(scales, raw.rows.zero(mma, r & 1));
+      if constexpr (P::kFolds) scales = raw.rows.pair(mma);
+      auto const factors = Decoder::factors(scales, r & 1, raw.rows.zero(mma, r & 1));
       a[r] = Decoder::unit(raw.words[mma / L::kBlockMmas], mma % L::kBlockMmas * 4 + r, factors);
     }
     written(a);
