@@ -21,8 +21,8 @@ __all__ = ["microseconds", "mma_microseconds"]
 #: Products of 16 bits that an SM does per cycle; of 8 bits it does two for each.
 _PRODUCTS = 2048
 #: Instructions of a warp for a step, 16 rows by 128 of K: per register of decoded weights; per
-#: sum that is promoted; the rest.
-_DECODE, _PROMOTE, _PER_STEP = 2.5, 1.5, 60.0
+#: sum that is promoted; per scale of a row, where there are many and they are folded; the rest.
+_DECODE, _PROMOTE, _FOLD, _PER_STEP = 2.5, 1.5, 9.0, 60.0
 #: Bytes per cycle from L2 to an SM.
 _L2_BYTES = 64.0
 #: Cycles of a tile beside its steps, and what the sums of another CTA take.
@@ -84,8 +84,11 @@ def _step_cycles(layer: LayerConfig, layout: MmaLayout, tuning: StreamTuning) ->
     instructions = _PER_STEP
     if layer.weight.code != layout.target:
         instructions += 2 * bits * _DECODE
+    if tuning.folds and layout.group < 64:
+        instructions += _FOLD * (128 // layout.group)
     if promotes(layer, layout, tuning):
-        intervals = 2 * max(1, 64 // (layout.group or 64))
+        group = 64 if tuning.folds else layout.group or 64
+        intervals = 2 * max(1, 64 // group)
         instructions += intervals * tuning.tokens / 2 * _PROMOTE
     fill = tuning.ctas * tuning.groups_k * tuning.tokens * 16 * bits / _L2_BYTES
     *_, longer, longest = sorted((mma, warpgroups * instructions, fill, _STEP_LATENCY))
