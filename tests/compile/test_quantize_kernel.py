@@ -10,14 +10,20 @@ import torch
 from quantize_cases import STORED, Quantized, midpoints, program, sample, stored_of
 
 import humming_sim
-from humming import quantizer
 from humming.backend import Problem
 from humming.errors import ConfigError, UnsupportedError
 from humming.formats.activation import ActivationScheme
 from humming.formats.number import NumberFormat
 from humming.formats.table import number_format
 from humming.jit import compile_program
-from humming.quantizer import quantize_refusal, quantize_spec, row_sizes
+from humming.quantizer import (
+    QuantizeOptions,
+    QuantizeTuning,
+    quantize_refusal,
+    quantize_spec,
+    quantize_tunings,
+    row_sizes,
+)
 
 pytestmark = pytest.mark.compile
 
@@ -37,14 +43,20 @@ SCHEMES = [
 ]  # fmt: skip
 
 
-@cache
-def spec_of(text: str, source: NumberFormat, k: int, arch: str = "compute_75"):
-    return quantize_spec(ActivationScheme.parse(text), source, k, arch)
+NATIVE = QuantizeOptions(native=True)
 
 
 @cache
-def ptx(text: str, source: NumberFormat, k: int) -> str:
-    return compile_program(program(spec_of(text, source, k), "ptx")).data.decode()
+def spec_of(
+    text: str, source: NumberFormat, k: int, options: QuantizeOptions = NATIVE, arch: str = ""
+):
+    arch = arch or f"compute_{89 if options.native else 75}"
+    return quantize_spec(ActivationScheme.parse(text), source, k, arch, options)
+
+
+@cache
+def ptx(text: str, source: NumberFormat, k: int, options: QuantizeOptions) -> str:
+    return compile_program(program(spec_of(text, source, k, options), "ptx")).data.decode()
 
 
 def check(  # budget: what a launch has
@@ -55,12 +67,13 @@ def check(  # budget: what a launch has
     first: int = 0,
     stored: torch.Tensor | None = None,
     seed: int | None = None,
+    options: QuantizeOptions = NATIVE,
 ) -> None:
     """Compare for the rows of k numbers, from `first` on, of a whole buffer [rows, stride]."""
     scheme = ActivationScheme.parse(text)
     source = number_format(buffer.dtype)
     # Of all k the compiled kernel is the same, as long as a row has as many threads.
-    spec = spec_of(text, source, k)
+    spec = spec_of(text, source, k, options)
     rows, stride = buffer.shape
     if scheme.static and stored is None:
         stored = stored_of(scheme)
@@ -70,10 +83,10 @@ def check(  # budget: what a launch has
     groups = out.groups if scheme.group_size else 0
     scales = 0 if stored is None else stored
     flat = buffer.reshape(-1)[first:].clone()  # a buffer begins at a multiple of 16 bytes
-    arguments = [flat, stride, scales, step, out.codes, out.scales, groups, rows, k]
+    arguments = [flat, stride, scales, step, out.codes, out.scales, groups, rows, k, 0, 0]
     shape = spec.launch(Problem(m=rows), None)
     humming_sim.launch(
-        ptx(text, source, k), spec.entry, shape.grid, shape.block, arguments, seed=seed
+        ptx(text, source, k, options), spec.entry, shape.grid, shape.block, arguments, seed=seed
     )
     out.check(Quantized.expected(x, scheme, stored))
 
@@ -82,8 +95,9 @@ def check(  # budget: what a launch has
 def test_codes_and_scales_are_those_of_the_reference(number: int) -> None:
     text, dtype = SCHEMES[number], list(DTYPES.values())[(number + number // 3) % 3]
     scheme = ActivationScheme.parse(text)
-    for k in ((100, 48), (1000,), (100,))[number % 3]:
-        check(text, sample(scheme, dtype, k, number), k)
+    for place, k in enumerate(((104, 48), (1000,), (100, 40))[number % 3]):
+        options = QuantizeOptions(native=(number + place) % 2 == 0)
+        check(text, sample(scheme, dtype, k, number), k, options=options)
 
 
 @pytest.mark.parametrize("text", ["s8-token-f32", "e4m3fn-token-f32", "s4-token-f32",
@@ -101,19 +115,28 @@ def test_rows_of_several_warps_in_any_order(text: str) -> None:
     check(text, x[[0, 4, 7]], 4096, seed=1)
 
 
+@pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("text", ["s8-token-f32", "e4m3fn-g48-f32", "s4-tensor-f32-static",
                                   "e2m1-g16-e4m3fn-token"])  # fmt: skip
-def test_rows_longer_than_a_tile_are_read_twice(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quantizer, "_MAX_THREADS", 64)
+def test_rows_longer_than_a_tile_are_read_twice(text: str, native: bool) -> None:
     scheme = ActivationScheme.parse(text)
-    for k, name in ((4500, "long"), (2056, "barely")):
-        spec_of.cache_clear()
-        ptx.cache_clear()
-        spec = spec_of(text, number_format("f16"), k)
-        assert spec.name.endswith("_64x4"), name
-        check(text, sample(scheme, torch.float16, k, seed=k)[[0, 3, 4, 8, 9]], k)
-    spec_of.cache_clear()
-    ptx.cache_clear()
+    options = QuantizeOptions(native=native, tuning=QuantizeTuning(4, 64))
+    for k in (4504, 2056):
+        spec = spec_of(text, number_format("f16"), k, options)
+        assert spec.name.endswith("_64x4x2_tiles")
+        x = sample(scheme, torch.float16, k, seed=k)[[0, 3, 4, 8, 9]]
+        check(text, x, k, options=options)
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("text", ["e4m3fn-token-f32", "e4m3fn-g128-f32", "s8-token-f32",
+                                  "s8-g256-f32", "e5m2-tensor-f32-static"])  # fmt: skip
+def test_every_tuning_gives_the_same(text: str, native: bool) -> None:
+    scheme = ActivationScheme.parse(text)
+    for source in ("bf16", "f32"):
+        x = sample(scheme, DTYPES[source], 776, seed=1)
+        for tuning in quantize_tunings(scheme, number_format(source), 776):
+            check(text, x, 776, options=QuantizeOptions(native=native, tuning=tuning))
 
 
 @pytest.mark.parametrize("text", ["s8-token-f32", "e4m3fn-g32-f32"])
@@ -163,13 +186,23 @@ def hardest_quotients(scheme: ActivationScheme) -> tuple[torch.Tensor, torch.Ten
 
 
 @pytest.mark.parametrize("text", ["s8-tensor-f32-static", "e4m3fn-tensor-f32-static",
-                                  "e2m3-tensor-f32-static"])  # fmt: skip
+                                  "e2m3-tensor-f32-static", "e2m1-tensor-f32-static"])  # fmt: skip
 def test_quotients_are_rounded_once_before_they_become_codes(text: str) -> None:
     scheme = ActivationScheme.parse(text)
     x, divisors = hardest_quotients(scheme)
     # Powers of two more reach every tie of these quotients.
     powers = 2.0 ** torch.arange(-8, 8)
     check(text, x[:, None] * powers, len(powers), stored=divisors)
+
+
+@pytest.mark.parametrize("text", ["s8-tensor-f32-static", "e4m3fn-tensor-f32-static",
+                                  "e2m1-tensor-f32-static"])  # fmt: skip
+def test_divisors_just_below_a_power_of_two_are_no_exception(text: str) -> None:
+    divisors = torch.nextafter(2.0 ** torch.arange(-4, 5), torch.zeros(9))
+    powers = 2.0 ** torch.arange(-20, 12)
+    x = torch.cat([powers, -powers]).expand(9, -1).contiguous()
+    for dtype in DTYPES.values():
+        check(text, x.to(dtype), 64, stored=divisors)
 
 
 @pytest.mark.parametrize("rows", range(1, 10))
@@ -220,7 +253,7 @@ def test_sizes_and_launches() -> None:
     assert row_sizes(parse("s4-g32-f32"), 97) == (64, 4)
     spec = spec_of("s8-token-f32", number_format("f16"), 4096)
     shape = spec.launch(Problem(m=7), None)
-    assert (shape.grid, shape.block) == ((7, 1, 1), (256, 1, 1))
+    assert (shape.grid, shape.block) == ((7, 1, 1), (128, 1, 1))
     assert spec.launch(Problem(m=7), None) is shape
     small = spec_of("s8-token-f32", number_format("f16"), 100).launch(Problem(m=7), None)
     assert (small.grid, small.block) == ((2, 1, 1), (128, 1, 1))
@@ -239,8 +272,9 @@ def test_kernels_assemble_without_spills(arch: str) -> None:
         ("e4m3fn-g128-f32", "bf16", 4096),
         ("e2m1-g16-e4m3fn-tensor-static", "f16", 2880),
     ):
-        spec = spec_of(text, number_format(source), k, arch)
+        options = QuantizeOptions(native=arch not in ("sm_75", "sm_80"))
+        spec = spec_of(text, number_format(source), k, options, arch)
         (usage,) = compile_program(program(spec, "cubin")).usage
         assert usage.kernel == "quantize_rows"
         assert usage.spill_stores == usage.stack == 0
-        assert usage.registers <= 80
+        assert usage.registers <= (64 if options.native else 96)

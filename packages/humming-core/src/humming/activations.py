@@ -12,7 +12,16 @@ from humming.formats.activation import ActivationScheme
 from humming.formats.number import NumberFormat
 from humming.formats.tensors import decode, divide, encode, encode_scale, scale_reach
 
-__all__ = ["QuantizedActivation", "quantize_activation", "quantize_rows"]
+__all__ = [
+    "QuantizedActivation",
+    "hadamard",
+    "hadamard_factor",
+    "quantize_activation",
+    "quantize_rows",
+]
+
+#: The largest block that :func:`hadamard` transforms.
+_LARGEST_BLOCK = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +120,45 @@ def quantize_rows(
     return QuantizedActivation(
         scheme=scheme, codes=codes, scales=stored, second=second, invalid=wide.isnan()
     )
+
+
+def hadamard(x: torch.Tensor, block: int) -> torch.Tensor:
+    """The orthonormal Walsh-Hadamard transform of every `block` neighbours of a row.
+
+    It is its own inverse, and turns an outlier into `block` numbers of usual size. Computed in
+    float32, as sums and differences at distances 1, 2, 4 and so on and then one factor, and rounded
+    once to the dtype of x: kernels give the same bits.
+
+    Args:
+        x: float [.., K].
+        block: a power of two from 2 to 512, of which K is a multiple.
+
+    Raises:
+        ConfigError: another block, or no floats.
+    """
+    factor = hadamard_factor(block)
+    if not x.is_floating_point() or not x.dim() or x.shape[-1] % block:
+        found = f"{x.dtype} {list(x.shape)}"
+        raise ConfigError("x", found, f"a float tensor of rows that are multiples of {block}")
+    values = x.to(torch.float32)
+    distance = 1
+    while distance < block:
+        pairs = values.unflatten(-1, (-1, 2, distance))
+        first, second = pairs[..., 0, :], pairs[..., 1, :]
+        values = torch.stack((first + second, first - second), dim=-2).flatten(-3)
+        distance *= 2
+    return (values * factor).to(x.dtype)
+
+
+def hadamard_factor(block: int) -> float:
+    """What :func:`hadamard` multiplies by, of blocks that it transforms.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if not 2 <= block <= _LARGEST_BLOCK or block & (block - 1):
+        raise ConfigError("hadamard", block, f"a power of two from 2 to {_LARGEST_BLOCK}")
+    return float(torch.tensor(block, dtype=torch.float64).rsqrt().to(torch.float32))
 
 
 def _clamp_integer(x: torch.Tensor, fmt: NumberFormat) -> torch.Tensor:

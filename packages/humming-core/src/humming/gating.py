@@ -44,7 +44,7 @@ class GatingFunction:
     cuda: str
     reference: Callable[..., torch.Tensor]
     gated: bool = True
-    parameters: Mapping[str, float] = field(default_factory=dict)
+    parameters: Mapping[str, float] = field(default_factory=dict, hash=False)
     positive: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:

@@ -1,4 +1,8 @@
-"""The kernel that quantizes activations: humming.activations.quantize_rows in one launch."""
+"""The kernel that quantizes activations: humming.activations.quantize_rows in one launch.
+
+Also of rows that an activation function (humming.gating) or a Hadamard transform gives, and of
+chosen rows.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,27 @@ from enum import Enum
 from functools import cache, partial
 from typing import NamedTuple
 
+from humming.activations import hadamard_factor
 from humming.backend import Arg, KernelSpec, LaunchShape, Problem
 from humming.configs import LayerConfig
 from humming.errors import ConfigError, UnsupportedError
 from humming.formats.activation import ActivationScheme
 from humming.formats.number import NumberFormat, Specials
 from humming.formats.tensors import scale_reach
+from humming.gating import Gating
 from humming.scheduling import ceil_div
 
-__all__ = ["SOURCES", "RowSizes", "quantize_refusal", "quantize_spec", "row_sizes"]
+__all__ = [
+    "SOURCES",
+    "QuantizeOptions",
+    "QuantizeTuning",
+    "RowSizes",
+    "RowSource",
+    "quantize_refusal",
+    "quantize_spec",
+    "quantize_tunings",
+    "row_sizes",
+]
 
 #: Formats of activations that the kernel reads.
 SOURCES = ("f16", "bf16", "f32")
@@ -23,9 +39,9 @@ SOURCES = ("f16", "bf16", "f32")
 _ROW_BYTES = 16
 _OCTET = 8
 _LARGEST_GROUP = 1024
-_MAX_THREADS = 512
-#: What a warp works on at least, so that not all threads of a row are warps of their own.
-_WARPS_PER_CTA = 4
+#: Threads of a team that computes more than codes, at most. From there on, and wherever much is
+#: computed, the compiler is told that one CTA is enough: else it spills to have more (NVRTC 13).
+_BUSY_THREADS = 512
 _INT_LIMIT = 2**31
 
 
@@ -35,6 +51,19 @@ class RowScale(Enum):
     NONE = "none"
     TOKEN = "token"
     STORED = "stored"
+
+
+class RowSource(Enum):
+    """Which row of x each output row is made of; the value is the policy's C++ name.
+
+    Rows that are not written keep what their memory holds.
+    """
+
+    EVERY = "humming::EveryRow"  # its own, all of them
+    IDS = "humming::RowsOfExperts<humming::i32>"  # its own if table[row] is one of `limit` experts
+    IDS_64 = "humming::RowsOfExperts<humming::i64>"
+    COUNTS = "humming::CountedRows"  # its own if of [E, limit] rows it is one of the table[e] first
+    MAP = "humming::MappedRows"  # row table[row] if that is one of `limit` rows
 
 
 class RowSizes(NamedTuple):
@@ -49,6 +78,44 @@ class RowSizes(NamedTuple):
     groups: int
 
 
+class QuantizeTuning(NamedTuple):
+    """How rows are spread over threads.
+
+    Attributes:
+        vectors: eight elements each that a thread loads at a time, at most; a thread needs that
+            many registers times four (f32: eight) for them.
+        threads: of a team, which has a row, at most.
+        cta: threads of a CTA at least; small teams share one.
+    """
+
+    vectors: int
+    threads: int
+    cta: int = 128
+
+
+@dataclass(frozen=True)
+class QuantizeOptions:
+    """What else a quantizing kernel does.
+
+    Attributes:
+        native: whether the device has instructions that convert to formats of eight bits.
+        gating: what is applied before, rounded to the source's format.
+        hadamard: of how many neighbours each the Hadamard transform is taken before that is
+            quantized (behind `gating`), rounded likewise; 0 for none.
+        rows: which rows of x are read.
+        tuning: instead of the first of :func:`quantize_tunings`.
+    """
+
+    native: bool = False
+    gating: Gating | None = None
+    hadamard: int = 0
+    rows: RowSource = RowSource.EVERY
+    tuning: QuantizeTuning | None = None
+
+
+_PLAIN = QuantizeOptions()
+
+
 @dataclass(frozen=True)
 class _Context:
     name: str
@@ -58,9 +125,15 @@ class _Context:
     row_scale: RowScale
     reach: float
     group: int
+    gating: Gating | None
+    hadamard: int
+    rows: str
+    native: bool
     threads: int
     vectors: int
     teams: int
+    one_tile: bool
+    roomy: bool
 
 
 def quantize_refusal(scheme: ActivationScheme) -> str | None:
@@ -91,7 +164,43 @@ def row_sizes(scheme: ActivationScheme, k: int) -> RowSizes:
     return RowSizes(ceil_div(code_bytes, _ROW_BYTES) * _ROW_BYTES, groups)
 
 
-def quantize_spec(scheme: ActivationScheme, source: NumberFormat, k: int, arch: str) -> KernelSpec:
+def quantize_tunings(
+    scheme: ActivationScheme, source: NumberFormat, k: int
+) -> tuple[QuantizeTuning, ...]:
+    """What is worth timing, the default first.
+
+    A multiprocessor needs some 40 KB of loads under way, and has none when all of its warps wait
+    for one another; so a CTA has few threads, and each of those a few loads. But a row whose scale
+    is that of all its numbers is read a second time if its team can't keep it.
+
+    Args:
+        scheme: what to quantize to.
+        source: format of the activations.
+        k: elements of a row of codes.
+    """
+    few, many = (2, 4) if source.bits > 16 else (4, 8)
+    usual = (
+        QuantizeTuning(few, 512),
+        QuantizeTuning(many, 512),
+        QuantizeTuning(many, 1024),
+        QuantizeTuning(few // 2, 1024),
+        QuantizeTuning(many, 512, 256),
+        QuantizeTuning(2 * many, 256),
+    )
+    if "token" not in (scheme.granularity, scheme.second):
+        return QuantizeTuning(few, 256), *usual
+    octets = ceil_div(k, _OCTET)
+    first = next((t for t in usual[:3] if t.vectors * t.threads >= octets), usual[2])
+    return first, *(tuning for tuning in usual if tuning != first)
+
+
+def quantize_spec(
+    scheme: ActivationScheme,
+    source: NumberFormat,
+    k: int,
+    arch: str,
+    options: QuantizeOptions = _PLAIN,
+) -> KernelSpec:
     """What :func:`humming.activations.quantize_rows` does, as a kernel, bit for bit.
 
     Its arguments: ``x``, rows of k elements that are next to one another; ``x_stride``, elements
@@ -99,29 +208,39 @@ def quantize_spec(scheme: ActivationScheme, source: NumberFormat, k: int, arch: 
     from one row's to the next row's; ``codes``, uint8 [rows, code_bytes], which it writes with one
     code per byte or, of at most four bits, with two, the first in the low nibble, and zeros behind
     a row's end; ``scales``, f32 [rows], the factor of each row, NaN if one of its numbers is;
-    ``groups``, f32 [rows, groups], the stored group scales; ``rows``; and ``k``. Sizes are those of
-    :func:`row_sizes`; codes begin at a multiple of 16.
+    ``groups``, f32 [rows, groups], the stored group scales; ``rows`` that are written; ``k``; and
+    ``table`` and ``limit`` of a :class:`RowSource`. Sizes are those of :func:`row_sizes`; codes
+    begin at a multiple of 16.
+
+    With a function before it, x has ``gating.inputs(k)`` elements in a row. What the function gives
+    is rounded to the source's format, so that codes are those of two kernels one after the other.
 
     Args:
         scheme: what to quantize to.
         source: format of the activations, one of SOURCES.
-        k: elements of a row; kernels for other k differ only in how a row is spread over threads.
+        k: elements of a row of codes; kernels for other k differ only in how a row is spread over
+            threads.
         arch: target architecture as the compiler spells it.
+        options: what else it does.
 
     Raises:
         UnsupportedError: see :func:`quantize_refusal`.
-        ConfigError: another source, no k; by `launch`: more rows than int32 can count.
+        ConfigError: another source, no k, blocks that are not transformed; by `launch`: more rows
+            than int32 can count.
     """
     reason = quantize_refusal(scheme)
     if reason is not None:
         raise UnsupportedError(reason)
     if source.name not in SOURCES:
         raise ConfigError("source", source.name, f"one of {', '.join(SOURCES)}")
-    if not 0 < k < _INT_LIMIT - _LARGEST_GROUP:
+    if not 0 < k < _INT_LIMIT // 2 - _LARGEST_GROUP:
         raise ConfigError("k", k, "a positive number of elements")
-    context = _context(scheme, source, k)
+    if options.hadamard:
+        _check_hadamard(scheme, k, options.hadamard)
+    context = _context(scheme, source, k, options)
     names = {"x": "ptr", "x_stride": "i64", "stored": "ptr", "stored_step": "i32", "codes": "ptr"}
     names |= {"scales": "ptr", "groups": "ptr", "rows": "i32", "k": "i32"}
+    names |= {"table": "ptr", "limit": "i32"}
     return KernelSpec(
         name=context.name,
         template="humming/quantize.cu.j2",
@@ -133,37 +252,73 @@ def quantize_spec(scheme: ActivationScheme, source: NumberFormat, k: int, arch: 
     )
 
 
-def _context(scheme: ActivationScheme, source: NumberFormat, k: int) -> _Context:
+def _check_hadamard(scheme: ActivationScheme, k: int, block: int) -> None:
+    hadamard_factor(block)
+    if k % block:
+        raise ConfigError("k", k, f"a multiple of {block}, as blocks are transformed")
+    if scheme.group_size & (scheme.group_size - 1):
+        reason = f"groups of {scheme.group_size} behind a Hadamard transform: a power of two"
+        raise UnsupportedError(reason)
+
+
+def _context(
+    scheme: ActivationScheme, source: NumberFormat, k: int, options: QuantizeOptions
+) -> _Context:
     assert scheme.scale is not None, "a scheme that quantizes has a scale format"
-    threads, vectors = _team(scheme.group_size, ceil_div(k, _OCTET))
+    tuning = options.tuning or quantize_tunings(scheme, source, k)[0]
+    inputs = options.gating.function.inputs if options.gating else 1
+    vectors = max(1, tuning.vectors // inputs, options.hadamard // (32 * _OCTET))
+    busy = options.gating is not None or options.hadamard > 0
+    # More threads leave too few registers to compute much with.
+    most = _BUSY_THREADS if busy else tuning.threads
+    limits = tuning._replace(vectors=vectors, threads=min(most, tuning.threads))
+    threads, vectors, whole = _team(scheme.group_size, ceil_div(k, _OCTET), limits, options)
     token = "token" in (scheme.granularity, scheme.second)
     where = RowScale.TOKEN if token else RowScale.STORED if scheme.static else RowScale.NONE
     reach = scale_reach(scheme.scale) if scheme.second else 1.0
-    shape = f"{threads}x{vectors}"
+    teams = max(1, tuning.cta // threads)
+    shape = f"{threads}x{vectors}" + (f"x{teams}" if teams > 1 else "")
+    parts = [str(source), str(scheme).replace("-", "_"), shape]
+    parts += [] if whole else ["tiles"]
+    parts += [f"hadamard{options.hadamard}"] if options.hadamard else []
+    parts += [options.rows.name.lower()] if options.rows is not RowSource.EVERY else []
+    if options.gating:
+        parts += [options.gating.function.name]
+        parts += ["interleaved"] if options.gating.interleaved else []
     return _Context(
-        name=f"humming.quantize.{source}_{str(scheme).replace('-', '_')}_{shape}",
+        name=f"humming.quantize.{'_'.join(parts)}",
         source=source,
         code=scheme.format,
         scale=scheme.scale,
         row_scale=where,
         reach=reach,
         group=scheme.group_size,
+        gating=options.gating,
+        hadamard=options.hadamard,
+        rows=options.rows.value,
+        native=options.native,
         threads=threads,
         vectors=vectors,
-        teams=_WARPS_PER_CTA if threads == 32 else 1,
+        teams=teams,
+        one_tile=whole,
+        roomy=threads >= _BUSY_THREADS or busy or not options.native,
     )
 
 
-def _team(group: int, octets: int) -> tuple[int, int]:
-    """Threads that share a row, and how many times eight elements each has of it at a time."""
+def _team(
+    group: int, octets: int, limits: QuantizeTuning, options: QuantizeOptions
+) -> tuple[int, int, bool]:
+    """Threads that share a row, how many times eight elements each has of it at a time, and whether
+    the row is then done."""
     per_group = max(1, group // _OCTET)
     lanes = 32 if per_group > 32 else 32 // per_group * per_group
-    vectors = max(2, per_group // 32)
-    warps = ceil_div(octets, lanes * vectors)
-    if warps > _MAX_THREADS // 32:
-        vectors = 4
-        warps = min(ceil_div(octets, lanes * vectors), _MAX_THREADS // 32)
-    return 32 * warps, vectors
+    # Vectors of a group, or of a block that is transformed.
+    joined = max(1, per_group // 32, options.hadamard // (32 * _OCTET))
+    shares = max(1, limits.vectors // joined)
+    warps = min(ceil_div(octets, lanes * joined * shares), limits.threads // 32)
+    # As few as that many warps need.
+    shares = min(shares, ceil_div(octets, lanes * joined * warps))
+    return 32 * warps, joined * shares, warps * lanes * joined * shares >= octets
 
 
 def _launch(threads: int, teams: int, problem: Problem, layer: LayerConfig) -> LaunchShape:

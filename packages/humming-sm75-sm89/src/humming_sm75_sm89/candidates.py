@@ -90,7 +90,7 @@ def _shapes(
 def _folding(
     layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tokens: int
 ) -> tuple[bool, ...]:
-    """Whether scales may go into the operand; with few tokens few sums have to be scaled instead."""
+    """Whether scales may go into the operand; with few tokens there are few sums to scale."""
     many = tokens >= 16 or layout.group < 64
     worth = can_fold(layer, layout) and many and not compute.batch_invariant
     return (False, True) if worth else (False,)

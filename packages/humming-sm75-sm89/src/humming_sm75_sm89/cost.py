@@ -16,7 +16,7 @@ from humming_sm75_sm89.launches import Cut, tile_count
 from humming_sm75_sm89.layout import MmaLayout
 from humming_sm75_sm89.tuning import MmaTuning
 
-__all__ = ["expected_tiles", "memory_us", "microseconds"]
+__all__ = ["decode_instructions", "expected_tiles", "memory_us", "microseconds"]
 
 _SCHEDULERS = 4
 #: Cycles from one instruction of a warp to its next, alone on its scheduler (fitted).
@@ -28,6 +28,8 @@ _ISSUE = 1.7
 _MMA_CYCLES, _LEGACY = 8.0, 0.62
 #: Instructions per register of decoded weights, scales folded in or not, and per unit.
 _DECODE, _FOLD, _PER_UNIT = 2.5, 1.0, 120
+#: Of codes of FP8 as f16 or bf16, NaN and Inf included.
+_DECODE_FLOAT8 = 7.5
 #: Cycles of a tile beside its units, and what the sums of another CTA take (fitted).
 _PER_TILE, _PER_PART = 4000.0, 1500.0
 #: Bytes per cycle from L2 to an SM (fitted).
@@ -72,7 +74,7 @@ def _unit_cycles(
     token_tiles = tuning.tokens // 8
     registers = 2 * 16 * layout.steps
     mmas = 2 * 4 * layout.steps * token_tiles
-    decode = registers * (_DECODE + _FOLD * tuning.folds)
+    decode = registers * (decode_instructions(layout) + _FOLD * tuning.folds)
     scaling = 2 * 16 * token_tiles * _intervals(layer, layout) * promotes(layer, layout, tuning)
     instructions = mmas + decode + scaling + 4 * layout.steps * token_tiles / 2 + _PER_UNIT
     warps = per_sm * tuning.threads / 32 / _SCHEDULERS
@@ -88,6 +90,14 @@ def _unit_cycles(
     return max(
         instructions * _LATENCY, warps * instructions * _ISSUE, warps * mma, bytes_in / _L2_BYTES
     )
+
+
+def decode_instructions(layout: MmaLayout) -> float:
+    """Instructions per register of decoded weights."""
+    code = layout.weight.code
+    if code == layout.target:
+        return 0.0
+    return _DECODE_FLOAT8 if code.is_float and code.bits == 8 else _DECODE
 
 
 def _intervals(layer: LayerConfig, layout: MmaLayout) -> int:

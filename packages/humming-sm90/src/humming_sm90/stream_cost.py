@@ -20,9 +20,9 @@ __all__ = ["microseconds", "mma_microseconds"]
 
 #: Products of 16 bits that an SM does per cycle; of 8 bits it does two for each.
 _PRODUCTS = 2048
-#: Instructions of a warp for a step, 16 rows by 128 of K: per register of decoded weights; per
-#: sum that is promoted; per scale of a row, where there are many and they are folded; the rest.
-_DECODE, _PROMOTE, _FOLD, _PER_STEP = 2.5, 1.5, 9.0, 60.0
+#: Instructions of a warp for a step, 16 rows by 128 of K, beside those that decode: per sum that is
+#: promoted; per scale of a row, where there are many and they are folded; the rest.
+_PROMOTE, _FOLD, _PER_STEP = 1.5, 9.0, 60.0
 #: Bytes per cycle from L2 to an SM.
 _L2_BYTES = 64.0
 #: Cycles of a tile beside its steps, and what the sums of another CTA take.
@@ -81,9 +81,7 @@ def _step_cycles(layer: LayerConfig, layout: MmaLayout, tuning: StreamTuning) ->
     warpgroups = tuning.groups_n * tuning.groups_k * tuning.ctas
     bits = layer.activation.format.bits
     mma = warpgroups * 64 * 128 * tuning.tokens / (_PRODUCTS * 16 / bits)
-    instructions = _PER_STEP
-    if layer.weight.code != layout.target:
-        instructions += 2 * bits * _DECODE
+    instructions = _PER_STEP + 2 * bits * cost.decode_instructions(layout)
     if tuning.folds and layout.group < 64:
         instructions += _FOLD * (128 // layout.group)
     if promotes(layer, layout, tuning):

@@ -50,6 +50,7 @@ _STEP_CYCLES, _DECODE_CYCLES, _SCALE_CYCLES, _BLOCKED = 90.0, 65.0, 50.0, 0.6
 _PROMOTION_CYCLES, _CONVERSION_CYCLES = 130.0, 140.0
 #: Instructions of a decoder per register of 8-bit operands, where codes are integers and floats;
 #: the former for s8 without zero points.
+_TO_HALVES_FROM_FP4 = 3.2
 _TO_FLOAT8, _TO_INTEGER8 = (7.5, 3.5), (0.8, 10.5)
 #: Bytes per cycle that an SM gets of L2.
 _FILL_BYTES = 45.0
@@ -177,6 +178,8 @@ def _instructions(layout: MmaLayout, tuning: WideTuning) -> float:
         return of_integer if code.is_integer else of_float
     planes = bin(code.bits).count("1")
     field = 1.25 * planes + planes - 1
+    if code.name == "e2m1":
+        return _TO_HALVES_FROM_FP4  # scales are in the factor that it is multiplied by anyway
     made = field + 1 if code.is_integer else 2 * field + (2.25 if code.bits < 8 else 5.0)
     return made + tuning.folds * (1.0 if layout.weight.zero is Zero.INTEGER else 0.6)
 

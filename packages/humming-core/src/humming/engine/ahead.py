@@ -37,7 +37,7 @@ def needed_kernels(
     """
     # Where an allocation begins, as on a device: a slice of a file may begin anywhere.
     weight = weight.replace(packed=weight.packed.clone())
-    quantizing = quantize_specs(layer, backend.profile.target.arch)
+    quantizing = quantize_specs(layer, backend.profile)
     weight, layer = backend.fit(weight, layer)
     planner = Planner(backend, layer, compute)
     specs = [planner.spec(tuning) for tuning in planner.tunings(ms, top_k)]

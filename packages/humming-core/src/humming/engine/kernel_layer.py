@@ -126,7 +126,7 @@ class KernelLayer:
         site.check(weight.device, "weight")
         if site.capturing():  # packing waits for the device
             raise CaptureError(str(layer), str(site.device))
-        quantizer = Quantizer(site, layer, backend.profile.target.arch)
+        quantizer = Quantizer(site, layer, backend.profile)
         operand = OperandMaker(weight, layer, quantizer)
         weight, fitted = backend.fit(weight, layer)
         planner = Planner(backend, fitted, compute, tuning)

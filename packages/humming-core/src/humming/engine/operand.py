@@ -8,9 +8,10 @@ import torch
 
 from humming.activations import QuantizedActivation, quantize_rows
 from humming.configs import LayerConfig
-from humming.engine.quantized import Quantizer
+from humming.engine.quantized import Quantizer, RowChoice
 from humming.errors import UnsupportedError
 from humming.formats.tensors import TORCH_FLOATS, decode
+from humming.gating import Gating
 from humming.weight import CanonicalWeight
 
 __all__ = ["ROW_BYTES", "Operand", "OperandMaker"]
@@ -88,6 +89,34 @@ class OperandMaker:
         found = self.quantizer(x, scale)
         if found is None:
             return _in_kernel_form(quantize_rows(x, self.scheme, scale))
+        return Operand(found.codes, found.codes.stride(0), found.scales, found.groups)
+
+    def fused(
+        self,
+        x: torch.Tensor,
+        *,
+        gating: Gating | None = None,
+        choice: RowChoice | None = None,
+        experts: torch.Tensor | None = None,
+    ) -> Operand | None:
+        """The operand of activated or chosen rows in one launch; None if that takes several steps.
+
+        Its bits are those of the steps one after the other.
+
+        Args:
+            x: float [rows, gating.inputs(K)], with any strides.
+            gating: what is applied before.
+            choice: which rows; others are memory that nothing was written to.
+            experts: int64 of each output row, its expert, if :attr:`by_expert`.
+        """
+        if self._pre_quant_scale is not None or self._float is not None:
+            return None
+        scale = self._input_scale
+        if scale is not None:
+            scale = self._of_rows(scale, 1, experts)
+        found = self.quantizer(x, scale, gating=gating, choice=choice)
+        if found is None:
+            return None
         return Operand(found.codes, found.codes.stride(0), found.scales, found.groups)
 
     def _of_rows(

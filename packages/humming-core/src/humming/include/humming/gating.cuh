@@ -20,10 +20,19 @@ __device__ __forceinline__ float within(float x, float limit) {
   return x < -limit ? -limit : at_most(x, limit);
 }
 
-// Which rows are computed.
+// Which rows are computed, and of which rows: source() gives the row that is read, or -1.
 
 struct EveryRow {
   static __device__ __forceinline__ bool has(void const*, int, i64) { return true; }
+  static __device__ __forceinline__ i64 source(void const*, int, i64 row) { return row; }
+};
+
+/// Rows of a table of row numbers; those that are none of `limit` rows are not computed.
+struct MappedRows {
+  static __device__ __forceinline__ i64 source(void const* table, int limit, i64 row) {
+    i32 const found = static_cast<i32 const*>(table)[row];
+    return found < limit ? found : -1;
+  }
 };
 
 /// Rows whose id is one of `limit` experts.
@@ -33,6 +42,9 @@ struct RowsOfExperts {
     Id const id = static_cast<Id const*>(mask)[row];
     return id >= 0 && id < limit;
   }
+  static __device__ __forceinline__ i64 source(void const* mask, int limit, i64 row) {
+    return has(mask, limit, row) ? row : -1;
+  }
 };
 
 /// `limit` rows for each expert, of which the first mask[expert] count.
@@ -40,6 +52,9 @@ struct CountedRows {
   static __device__ __forceinline__ bool has(void const* mask, int limit, i64 row) {
     int const expert = int(row) / limit;
     return int(row) - expert * limit < static_cast<int const*>(mask)[expert];
+  }
+  static __device__ __forceinline__ i64 source(void const* mask, int limit, i64 row) {
+    return has(mask, limit, row) ? row : -1;
   }
 };
 

@@ -18,6 +18,13 @@ __device__ __forceinline__ float power_of_2(int exponent) {
   return __uint_as_float(static_cast<u32>(exponent + 127) << 23);
 }
 
+/// value * 2^exponent
+__device__ constexpr double scaled(double value, int exponent) {
+  for (; exponent > 0; --exponent) value *= 2;
+  for (; exponent < 0; ++exponent) value /= 2;
+  return value;
+}
+
 /// What NumberFormat.max, .nan_code and .encode() say of one format.
 template <class Format, Kind = Format::kKind>
 struct Codes;
@@ -26,8 +33,9 @@ template <class Format>
 struct Codes<Format, Kind::kInteger> {
   static constexpr bool kTwosComplement = true;
   static constexpr u32 kNan = 0;
+  static constexpr double kTopValue = (1 << (Format::kBits - 1)) - 1;
 
-  static __device__ __forceinline__ float top() { return (1 << (Format::kBits - 1)) - 1; }
+  static __device__ __forceinline__ float top() { return kTopValue; }
   /// The code in the low bits, of a number that is at most top(); other bits are anything.
   static __device__ __forceinline__ u32 nearest(float value) {
     return __float_as_uint(__fadd_rn(value, 1.5f * (1 << 23)));
@@ -38,8 +46,9 @@ template <class Format>
 struct Codes<Format, Kind::kMagnitude> {
   static constexpr bool kTwosComplement = false;
   static constexpr u32 kNan = 0;
+  static constexpr double kTopValue = (1 << (Format::kBits - 1)) - 1;
 
-  static __device__ __forceinline__ float top() { return (1 << (Format::kBits - 1)) - 1; }
+  static __device__ __forceinline__ float top() { return kTopValue; }
   /// The code in the low byte, of a magnitude up to top().
   static __device__ __forceinline__ u32 nearest(float value) {
     return __float_as_uint(__fadd_rn(value, 1 << 23));
@@ -56,10 +65,11 @@ struct Codes<Format, Kind::kFloat> {
                               : Format::kSpecials == Specials::kNanOnly ? kOnes - 1
                                                                         : kOnes - (1u << kMantissa);
   static_assert(kMantissa > 0 && Format::kSpecials != Specials::kFnuz, "as Python refuses");
+  static constexpr double kTopValue =
+      scaled((1 << kMantissa) + (kTop & ((1u << kMantissa) - 1)),
+             int(kTop >> kMantissa) - Format::kBias - kMantissa);
 
-  static __device__ __forceinline__ float top() {
-    return __uint_as_float((kTop << (23 - kMantissa)) + (u32(127 - Format::kBias) << 23));
-  }
+  static __device__ __forceinline__ float top() { return kTopValue; }
   /// The power of two at which a magnitude's binade begins; subnormal numbers share the smallest.
   static __device__ __forceinline__ float binade(float value) {
     float const begin = __uint_as_float(__float_as_uint(value) & kInfinity);
@@ -115,41 +125,55 @@ __device__ __forceinline__ float stored_scale(float scale) {
 
 // -- division ----------------------------------------------------------------------------------
 
-/// x / d rounded to nearest, where d is positive and finite and codes of the quotient are wanted.
-///
-/// Both are multiplied by a power of two that brings d to the middle of f32's range. Then five
-/// multiplications with the correctly rounded reciprocal give the quotient correctly rounded
-/// (Markstein 1990), except where it is so small that its code is zero either way; and what is
-/// larger than `limit` has the largest code, so it counts as `limit`.
-template <class Format>
-struct Divisor {
-  float factor, limit, divisor, inverse;
+/// rcp.approx.ftz.f32: one unit in the last place off at most.
+__device__ __forceinline__ float rcp_approx(float value) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(value));
+  return inverse;
+}
 
-  __device__ __forceinline__ explicit Divisor(float d) {
-    int const exponent = 254 - int(__float_as_uint(d) >> 23);
-    factor = __uint_as_float(u32(max(1, min(exponent, 253))) << 23);
-    divisor = __fmul_rn(d, factor);
-    limit = __fmul_rn(Codes<Format>::top(), divisor);
-    inverse = __frcp_rn(divisor);
+/// x / d for codes, where is_usual() says so of both: 1 / d as the sum of two numbers.
+///
+/// kNarrow: x has at most 11 significant bits, and the quotient's relative error is below 2^-43
+/// before it is rounded to f32. No x / d lies that near to the middle between a tie of codes and
+/// its neighbour in f32, unless d is just below a power of two; test_quantize_division.py looks at
+/// all of them. So codes are as if the quotient had been rounded correctly. Any other x takes a
+/// correction, after which it is (Markstein 1990).
+template <bool kNarrow>
+struct Reciprocal {
+  float high, low, divisor;
+
+  __device__ __forceinline__ explicit Reciprocal(float d) : divisor(d) {
+    // Below 1 / d: were `low` negative, -0 would become 0.
+    high = kNarrow ? __uint_as_float(__float_as_uint(rcp_approx(d)) - 1) : __frcp_rn(d);
+    low = __fmul_rn(__fmaf_rn(-d, high, 1.0f), high);
+  }
+
+  static __device__ __forceinline__ bool is_usual(float d) {
+    u32 const bits = __float_as_uint(d), least = u32(127 - 60) << 23, range = u32(2 * 60) << 23;
+    return bits - least < range && (!kNarrow || (~bits & 0x007fffffu) != 0);
+  }
+  /// Of the bits of the largest magnitude that is divided: neither NaN nor anything that overflows.
+  static __device__ __forceinline__ bool is_usual_peak(u32 bits) {
+    return bits < u32(127 + 64) << 23;
   }
 
   __device__ __forceinline__ float quotient(float x) const {
-    float q = __fmul_rn(x, inverse);
-    q = __fmaf_rn(__fmaf_rn(-q, divisor, x), inverse, q);
-    return __fmaf_rn(__fmaf_rn(-q, divisor, x), inverse, q);
-  }
-
-  /// Code of x / d in the low byte, without the sign unless in two's complement; x is no NaN.
-  __device__ __forceinline__ u32 code(float x) const {
-    if constexpr (Codes<Format>::kTwosComplement) {
-      float const scaled = __fmul_rn(x, factor);
-      return Codes<Format>::nearest(quotient(fmaxf(fminf(scaled, limit), -limit)));
-    } else {
-      float const scaled = __fmul_rn(fabsf(x), factor);
-      return Codes<Format>::nearest(quotient(fminf(scaled, limit)));
-    }
+    float const q = __fmaf_rn(x, high, __fmul_rn(x, low));
+    if constexpr (kNarrow) return q;
+    return copysignf(__fmaf_rn(__fmaf_rn(-q, divisor, x), high, q), x);
   }
 };
+
+/// 1 / top for Codes<Code>::top(), as two numbers that are constants: the largest code is a small
+/// integer times a power of two, so that x / top is rounded correctly for every x of f32.
+template <class Code>
+__device__ __forceinline__ float divided_by_top(float x) {
+  constexpr double kTop = Codes<Code>::kTopValue;
+  constexpr float kHigh = static_cast<float>(1.0 / kTop);
+  constexpr float kLow = static_cast<float>((1.0 - kHigh * kTop) / kTop);
+  return __fmaf_rn(x, kHigh, __fmul_rn(x, kLow));
+}
 
 /// Code of x / d, whatever both are.
 template <class Format>

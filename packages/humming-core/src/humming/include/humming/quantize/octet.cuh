@@ -1,10 +1,58 @@
-// Eight neighbours of a row: what one thread loads, scales and stores at a time.
+// Eight neighbours of a row: what one thread scales and stores at a time.
 #pragma once
 
-#include <humming/memory.cuh>
+#include <humming/chunks.cuh>
 #include <humming/quantize/codes.cuh>
 
 namespace humming {
+
+/// ld.global.v4.u32 if `wanted`, else `to` stays as it is; with L1::no_allocate if a warp wants
+/// whole sectors at once. Several of them in a row are all under way before the first has come.
+template <bool kWholeSectors>
+__device__ __forceinline__ void load_128_if(u32* to, void const* from, bool wanted) {
+  if constexpr (kWholeSectors) {
+    asm volatile(
+        "{\n"
+        ".reg .pred wanted;\n"
+        "setp.ne.u32 wanted, %5, 0;\n"
+        "@wanted ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+        "}"
+        : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3])
+        : "l"(from), "r"(u32(wanted)));
+  } else {
+    asm volatile(
+        "{\n"
+        ".reg .pred wanted;\n"
+        "setp.ne.u32 wanted, %5, 0;\n"
+        "@wanted ld.global.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+        "}"
+        : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3])
+        : "l"(from), "r"(u32(wanted)));
+  }
+}
+
+/// st.global.v2.u32 or st.global.u32 if `wanted`, of eight codes.
+template <int kBytes>
+__device__ __forceinline__ void store_if(void* to, u64 codes, bool wanted) {
+  static_assert(kBytes == 8 || kBytes == 4, "codes of a byte or of half a one");
+  if constexpr (kBytes == 8) {
+    asm volatile(
+        "{\n"
+        ".reg .pred wanted;\n"
+        "setp.ne.u32 wanted, %3, 0;\n"
+        "@wanted st.global.v2.u32 [%0], {%1, %2};\n"
+        "}" ::"l"(to), "r"(u32(codes)), "r"(u32(codes >> 32)), "r"(u32(wanted))
+        : "memory");
+  } else {
+    asm volatile(
+        "{\n"
+        ".reg .pred wanted;\n"
+        "setp.ne.u32 wanted, %2, 0;\n"
+        "@wanted st.global.u32 [%0], %1;\n"
+        "}" ::"l"(to), "r"(u32(codes)), "r"(u32(wanted))
+        : "memory");
+  }
+}
 
 /// Format: F16, Bf16 or F32.
 template <class Format>
@@ -15,25 +63,27 @@ struct Octet {
 
   u32 words[kWords];
 
-  /// Elements 8 * number and on of a row of k; zeros behind its end.
-  __device__ __forceinline__ void load(Element const* row, i64 number, i64 k, bool is_aligned) {
-    Element const* const from = row + 8 * number;
-    if (is_aligned && 8 * number + 8 <= k) {
-#pragma unroll
-      for (int i = 0; i < kWords; i += 4) load_128(words + i, from + i * 4 / kBytes);
-    } else {
-      u32 parts[8];
-#pragma unroll
-      for (int i = 0; i < 8; ++i) parts[i] = 8 * number + i < k ? from[i] : 0;
-#pragma unroll
-      for (int i = 0; i < kWords; ++i) {
-        words[i] = kBytes == 4 ? parts[i] : parts[2 * i % 8] | parts[(2 * i + 1) % 8] << 16;
-      }
-    }
-  }
   __device__ __forceinline__ void clear() {
 #pragma unroll
     for (int i = 0; i < kWords; ++i) words[i] = 0;
+  }
+  /// The eight numbers at `from`, a multiple of 16 bytes, if they are wanted; else zeros. kNext:
+  /// the next lane's lie behind them.
+  template <bool kNext>
+  __device__ __forceinline__ void load_if(Element const* from, bool wanted) {
+    clear();
+#pragma unroll
+    for (int i = 0; i < kWords; i += 4) {
+      load_128_if<kNext && kBytes == 2>(words + i, from + i * 4 / kBytes, wanted);
+    }
+  }
+  /// Moves all numbers one place down, and `bits` into the last place.
+  __device__ __forceinline__ void push(u32 bits) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      u32 const next = i + 1 < kWords ? words[i + 1] : bits;
+      words[i] = kBytes == 4 ? next : words[i] >> 16 | next << 16;
+    }
   }
 
   __device__ __forceinline__ float value(int i) const {
@@ -65,35 +115,9 @@ struct Octet {
     }
   }
 
-  /// Codes of the quotients, in bytes or, if they are that narrow, in nibbles.
+  /// Codes of x / divisor, whatever both are: in bytes or, if they are that narrow, in nibbles.
   template <class Code>
-  __device__ __forceinline__ u64 codes(float divisor, bool is_usual) const {
-    return is_usual ? usual<Code>(Divisor<Code>(divisor)) : any<Code>(divisor);
-  }
-
-  template <class Code>
-  __device__ __forceinline__ u64 usual(Divisor<Code> const& divisor) const {
-    constexpr u32 kBytesOfOnes = 0x01010101u;
-    u32 halves[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      u32 four[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) four[i] = divisor.code(value(4 * half + i));
-      u32 const low = __byte_perm(four[0], four[1], 0x0040);
-      u32 const bytes = __byte_perm(low, __byte_perm(four[2], four[3], 0x0040), 0x5410);
-      if constexpr (Codes<Code>::kTwosComplement) {
-        halves[half] = bytes & kBytesOfOnes * ((1u << Code::kBits) - 1);
-      } else {
-        halves[half] = bytes | (signs(half) & 0x80808080u) >> (8 - Code::kBits);
-      }
-    }
-    if constexpr (Code::kBits > 4) return halves[0] | u64(halves[1]) << 32;
-    return __byte_perm(halves[0] | halves[0] >> 4, halves[1] | halves[1] >> 4, 0x6420);
-  }
-
-  template <class Code>
-  __device__ __forceinline__ u64 any(float divisor) const {
+  __device__ __forceinline__ u64 codes_of_any(float divisor) const {
     constexpr int kWidth = Code::kBits > 4 ? 8 : 4;
     u64 found = 0;
 #pragma unroll

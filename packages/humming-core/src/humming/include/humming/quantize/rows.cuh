@@ -4,9 +4,14 @@
 // if a scale depends on that, and then makes codes backwards: the last tile is still in registers,
 // and most rows are one tile. Each warp has a run of neighbours in a tile, so that groups lie
 // inside of a warp.
+//
+// All of that is done for rows and scales as they usually are. Whatever is not (rows that begin
+// anywhere, NaN and Inf, scales at the ends of f32) a second, short loop makes again, number by
+// number, from memory.
 #pragma once
 
-#include <humming/quantize/octet.cuh>
+#include <humming/quantize/convert.cuh>
+#include <humming/quantize/hadamard.cuh>
 
 namespace humming {
 
@@ -22,97 +27,102 @@ struct QuantizeArgs {
   float* scales;  // [rows]
   float* groups;  // [rows, ceil(k / group)]
   int rows, k;
+  void const* table;  // which rows of x, and whether at all; see P::Rows
+  int limit;
 };
 
-/// The largest of the numbers of `kLanes` neighbouring lanes, for each of them.
-template <int kLanes>
-__device__ __forceinline__ u32 neighbours_max(u32 value) {
-  if constexpr ((kLanes & (kLanes - 1)) == 0) {
-#pragma unroll
-    for (int distance = 1; distance < kLanes; distance *= 2) {
-      value = max(value, __shfl_xor_sync(~0u, value, distance));
-    }
-    return value;
-  } else {
-    int const lane = threadIdx.x % 32, place = lane % kLanes;
-#pragma unroll
-    for (int distance = 1; distance < kLanes; distance *= 2) {
-      u32 const other = __shfl_down_sync(~0u, value, distance);
-      if (place + distance < kLanes) value = max(value, other);
-    }
-    return __shfl_sync(~0u, value, lane - place);
-  }
-}
-
-/// Source: F16, Bf16 or F32. Code, Scale: formats. kGroup: 0 without groups.
-template <class Source, class Code, class Scale, RowScale kRowScale, int kGroup, int kThreads,
-          int kVectors>
+/// P: Source (F16, Bf16 or F32), Code, Scale: formats; Gate: see RowReader; Rows: see gating.cuh;
+/// kRowScale; kHadamard, of the blocks that are transformed, or 0; kGroup, 0 without groups;
+/// kThreads of a team and its kVectors; kTeams of a CTA; kOneTile: no row is longer than a tile;
+/// kNative: see codes_of().
+template <class P>
 struct RowQuantizer {
-  static constexpr bool kNeedsRow = kRowScale == RowScale::kToken;
-  static constexpr int kWarps = kThreads / 32;
+  using Source = typename P::Source;
+  using Code = typename P::Code;
+  using Scale = typename P::Scale;
+  using Reader = RowReader<Source, typename P::Gate, P::kNative>;
+  using Numbers = typename Reader::Numbers;
+  using Largest = Peak<Source, P::kNative>;
+  using Inverse = Reciprocal<!is_same<Source, F32>>;
+
+  static constexpr int kGroup = P::kGroup, kVectors = P::kVectors;
+  static constexpr bool kNeedsRow = P::kRowScale == RowScale::kToken;
+  static constexpr int kWarps = P::kThreads / 32;
   static constexpr int kStoredBytes = Code::kBits > 4 ? 8 : 4;  // of eight codes
   static constexpr int kOctets = kGroup / 8;  // of a group
   static constexpr int kLanes = kGroup == 0 ? 1 : kOctets < 32 ? kOctets : 32;
   static constexpr int kJoined = kOctets > 32 ? kOctets / 32 : 1;  // vectors of a group
+  static constexpr int kShares = kVectors / kJoined;  // of groups, in a thread
   static constexpr int kRun = 32 / kLanes * kLanes;  // lanes at work
   static constexpr int kTile = kWarps * kVectors * kRun;
+  static constexpr bool kFits =
+      (is_same<Scale, F32> || is_same<Scale, E8m0>) && (kGroup != 0 || kNeedsRow);
   static_assert(kGroup % 8 == 0 && (kOctets <= 32 || kOctets % 32 == 0), "as Python refuses");
   static_assert(kVectors % kJoined == 0, "groups lie inside of a warp");
-  using Numbers = Octet<Source>;
+  static constexpr int kBlock = P::kHadamard;
+  static constexpr int kBlockVectors = kBlock > 256 ? 2 : 1;
+  static_assert(kBlock == 0 || (kRun == 32 && kVectors % kBlockVectors == 0), "and blocks do");
+  static_assert(P::kTeams == 1 || P::kTeams < 16, "each team has a barrier of its own");
 
   QuantizeArgs const& args;
   i64 row;
-  typename Numbers::Element const* from;
+  Reader reader;
   int octets;  // of the codes, padding included
-  bool is_aligned;
   Numbers numbers[kVectors];
 
-  static __device__ int row_bytes(int k) {
-    return (i64(k) * kStoredBytes + 127) / 128 * 16;
-  }
+  static __device__ int row_bytes(int k) { return (i64(k) * kStoredBytes + 127) / 128 * 16; }
 
-  __device__ RowQuantizer(QuantizeArgs const& given, i64 number) : args(given), row(number) {
-    from = static_cast<typename Numbers::Element const*>(args.x) + row * args.x_stride;
+  __device__ RowQuantizer(QuantizeArgs const& given, i64 number, i64 source)
+      : args(given), row(number) {
+    reader.from = static_cast<typename Reader::Element const*>(args.x) + source * args.x_stride;
+    reader.k = args.k;
     octets = row_bytes(args.k) / kStoredBytes;
-    is_aligned = reinterpret_cast<u64>(from) % 16 == 0;
   }
 
+  // -- places ------------------------------------------------------------------------------------
+
+  __device__ int tiles() const { return P::kOneTile ? 1 : (octets + kTile - 1) / kTile; }
   /// Which octet vector 0 of this thread is in a tile; the next vector is kRun further.
   __device__ int first_octet(int tile) const {
-    int const warp = threadIdx.x % kThreads / 32;
+    int const warp = threadIdx.x % P::kThreads / 32;
     return tile * kTile + warp * kVectors * kRun + threadIdx.x % 32;
   }
-  __device__ bool is_mine(int octet) const {
-    return (kRun == 32 || threadIdx.x % 32 < kRun) && octet < octets;
-  }
+  /// Lanes beyond whole groups have none.
+  __device__ bool has_part() const { return kRun == 32 || threadIdx.x % 32 < kRun; }
 
-  __device__ void load(int tile) {
-    int const first = first_octet(tile);
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      if (is_mine(first + v * kRun)) {
-        numbers[v].load(from, first + v * kRun, args.k, is_aligned);
-      } else {
-        numbers[v].clear();
-      }
+  __device__ void barrier() const {
+    if constexpr (kWarps == 1) {
+      __syncwarp();
+    } else {
+      named_barrier<P::kThreads>(threadIdx.x / P::kThreads);
     }
   }
 
-  /// The largest magnitude that a thread of the team found. Once for a row.
+  // -- scales ------------------------------------------------------------------------------------
+
+  /// The largest of what the threads of the team have. Once for a row.
   __device__ u32 team_max(u32 value) const {
-    value = neighbours_max<32>(value);
+    using Bits = Peak<F32, false>;
+    if constexpr (P::kNative) {
+      value = redux_max(value);
+    } else {
+      value = neighbours_max<32, Bits>(value);
+    }
     if constexpr (kWarps == 1) return value;
-    __shared__ u32 found[32];
-    if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = value;
-    __syncthreads();
-    return neighbours_max<32>(threadIdx.x % 32 < kWarps ? found[threadIdx.x % 32] : 0);
+    constexpr int kSlots = kWarps <= 4 ? 4 : kWarps <= 8 ? 8 : kWarps <= 16 ? 16 : 32;
+    __shared__ u32 found[P::kTeams][kSlots];
+    u32* const mine = found[threadIdx.x / P::kThreads];
+    if (threadIdx.x % 32 == 0) mine[threadIdx.x % P::kThreads / 32] = value;
+    barrier();
+    int const slot = threadIdx.x % kSlots;
+    return neighbours_max<kSlots, Bits>(kSlots == kWarps || slot < kWarps ? mine[slot] : 0);
   }
 
   /// The row's scale, or the second level over the groups'; `reach` is how far those go.
   __device__ float row_scale(u32 peak, float reach) const {
-    if constexpr (kRowScale == RowScale::kNone) return 1.0f;
+    if constexpr (P::kRowScale == RowScale::kNone) return 1.0f;
     float scale;
-    if constexpr (kRowScale == RowScale::kToken) {
+    if constexpr (kNeedsRow) {
       scale = __fdiv_rn(__uint_as_float(peak), Codes<Code>::top() * reach);
       if (scale == 0.0f) scale = 1.0f;
     } else {
@@ -121,89 +131,250 @@ struct RowQuantizer {
     return kGroup ? scale : stored_scale<Scale>(scale);
   }
 
-  __device__ float group_scale(u32 peak, float second) const {
-    float const top = Codes<Code>::top();
-    float const per = kRowScale == RowScale::kNone ? top : __fmul_rn(top, second);
-    return stored_scale<Scale>(__fdiv_rn(__uint_as_float(peak), per));
+  static constexpr bool kSecond = P::kRowScale != RowScale::kNone;
+
+  /// What group scales are the largest magnitude divided by.
+  static __device__ float per_scale(float second) {
+    return kSecond ? __fmul_rn(Codes<Code>::top(), second) : Codes<Code>::top();
+  }
+  static __device__ float group_scale(u32 peak, float second) {
+    return stored_scale<Scale>(__fdiv_rn(__uint_as_float(peak), per_scale(second)));
+  }
+  /// The same where the group's divisor is usual; `per` is of per_scale().
+  static __device__ float usual_group_scale(u32 peak, Inverse const& per) {
+    float const value = __uint_as_float(peak);
+    float scale;
+    if constexpr (!kSecond) {
+      scale = divided_by_top<Code>(value);
+    } else if constexpr (Scale::kBits == 8) {
+      scale = per.quotient(value);  // whose roundings to eight bits are as those of codes
+    } else {
+      scale = __fdiv_rn(value, per.divisor);
+    }
+    if constexpr (is_same<Scale, F32>) return scale == 0.0f ? power_of_2(-126) : scale;
+    if constexpr (is_same<Scale, E8m0>) {
+      u32 const up = (__float_as_uint(scale) + 0x007fffffu) & kInfinity;
+      return up == 0 ? 1.0f : __uint_as_float(up);
+    }
+    return stored_scale<Scale>(scale);
   }
 
-  __device__ void store(int octet, u64 codes) const {
-    i64 const left = args.k - 8 * i64(octet);
-    if (left < 8) codes &= left > 0 ? (u64(1) << left * kStoredBytes) - 1 : 0;
-    u8* const to = args.codes + row * row_bytes(args.k) + i64(octet) * kStoredBytes;
-    if constexpr (kStoredBytes == 8) {
-      *reinterpret_cast<u64*>(to) = codes;
-    } else {
-      *reinterpret_cast<u32*>(to) = static_cast<u32>(codes);
+  /// Of the group that begins with octet first + more, if one does; `more` is best a constant.
+  __device__ void store_group(int first, int more, float scale) const {
+    if constexpr (kGroup != 0) {
+      int const groups = (args.k + kGroup - 1) / kGroup;
+      float* const place = args.groups + row * groups + first / kOctets;
+      bool const is_first = has_part() && threadIdx.x % 32 % kLanes == 0;
+      store_if<4>(place + more / kOctets, __float_as_uint(scale),
+                  is_first && 8 * (first + more) < args.k);
     }
   }
 
-  /// Codes of the tile in registers; returns the largest magnitude there.
-  __device__ u32 encode(int tile, float scale) {
+  // -- rows as they usually are ------------------------------------------------------------------
+
+  __device__ void load(int tile) {
     int const first = first_octet(tile);
+    typename Reader::Raw raw[kVectors];
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) raw[v] = reader.fetch(first, v * kRun, has_part());
+#pragma unroll
+    for (int v = 0; v < kVectors; ++v) numbers[v] = Reader::finished(raw[v]);
+    if constexpr (kBlock != 0) {
+#pragma unroll
+      for (int v = 0; v < kVectors; v += kBlockVectors) {
+        Numbers block[kBlockVectors];
+#pragma unroll
+        for (int i = 0; i < kBlockVectors; ++i) block[i] = numbers[v + i];
+        Hadamard<Source, kBlock, P::kNative>::apply(block);
+#pragma unroll
+        for (int i = 0; i < kBlockVectors; ++i) numbers[v + i] = block[i];
+      }
+    }
+  }
+
+  __device__ u32 tile_peak() const {
+    u32 found = Largest::of(numbers[0]);
+#pragma unroll
+    for (int v = 1; v < kVectors; ++v) found = Largest::larger(found, Largest::of(numbers[v]));
+    return Largest::bits(found);
+  }
+
+  /// Largest magnitudes of this thread's groups.
+  __device__ void group_peaks(u32 (&peaks)[kShares]) const {
+#pragma unroll
+    for (int g = 0; g < kShares; ++g) {
+      peaks[g] = Largest::of(numbers[g * kJoined]);
+#pragma unroll
+      for (int j = 1; j < kJoined; ++j) {
+        peaks[g] = Largest::larger(peaks[g], Largest::of(numbers[g * kJoined + j]));
+      }
+    }
+    if constexpr (Largest::kPairs) {
+#pragma unroll
+      for (int g = 0; g < kShares; g += 2) {
+        int const next = g + 1 < kShares ? g + 1 : g;
+        u32 const joined = Largest::joined(peaks[g], peaks[next]);
+        u32 const pair = neighbours_max<kLanes, Largest>(joined);
+        peaks[next] = Largest::half_bits(pair, 1);
+        peaks[g] = Largest::half_bits(pair, 0);
+      }
+    } else {
+#pragma unroll
+      for (int g = 0; g < kShares; ++g) peaks[g] = neighbours_max<kLanes, Largest>(peaks[g]);
+    }
+  }
+
+  __device__ u8* code_place(int octet) const {
+    return args.codes + row * row_bytes(args.k) + i64(octet) * kStoredBytes;
+  }
+
+  /// Vector v, whose octet is first + v * kRun.
+  __device__ void encode_octet(int v, int first, Inverse const& inverse) const {
+    float quotients[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) quotients[i] = inverse.quotient(numbers[v].value(i));
+    u64 const codes = codes_of<Code, P::kNative, kFits>(quotients, numbers[v]);
+    bool const wanted = has_part() && first + v * kRun < octets;
+    store_if<kStoredBytes>(code_place(first) + v * kRun * kStoredBytes, codes, wanted);
+  }
+
+  /// Codes of the tile in registers; returns whether all is as usual, or else they are wrong.
+  __device__ bool encode_tile(int tile, float scale, u32 peak) const {
+    int const first = first_octet(tile);
+    if constexpr (kGroup == 0) {
+      if constexpr (!kNeedsRow) peak = tile_peak();
+      Inverse const inverse(scale * kDivisorUnit<Code>);
+#pragma unroll
+      for (int v = 0; v < kVectors; ++v) encode_octet(v, first, inverse);
+      return Inverse::is_usual(scale) && Inverse::is_usual_peak(peak);
+    } else {
+      Inverse const per(per_scale(scale));
+      bool is_usual = !kSecond || Inverse::is_usual(per.divisor);
+      u32 peaks[kShares];
+      group_peaks(peaks);
+#pragma unroll
+      for (int g = 0; g < kShares; ++g) {
+        float const inner = usual_group_scale(peaks[g], per);
+        float divisor = kSecond ? __fmul_rn(inner, scale) : inner;
+        if (peaks[g] == 0) divisor = 1.0f;  // zeros stay zeros
+        is_usual &= Inverse::is_usual(divisor) && Inverse::is_usual_peak(peaks[g]);
+        Inverse const inverse(divisor * kDivisorUnit<Code>);
+        store_group(first, g * kJoined * kRun, inner);
+#pragma unroll
+        for (int j = 0; j < kJoined; ++j) encode_octet(g * kJoined + j, first, inverse);
+      }
+      return is_usual;
+    }
+  }
+
+  // -- whatever rows are -------------------------------------------------------------------------
+
+  /// Octet `octet`, whose vector is v, if this lane has one; all lanes of the warp come here.
+  __device__ Numbers any(int octet, int v) const {
+    if constexpr (kBlock == 0) {
+      return reader.any(has_part() ? octet : octets);
+    } else {
+      int const place = v % kBlockVectors;
+      Numbers block[kBlockVectors];
+#pragma unroll
+      for (int i = 0; i < kBlockVectors; ++i) block[i] = reader.any(octet + (i - place) * kRun);
+      Hadamard<Source, kBlock, P::kNative>::apply(block);
+      return kBlockVectors == 2 && place == 1 ? block[kBlockVectors - 1] : block[0];
+    }
+  }
+
+  __device__ u32 any_peak() const {
+    u32 found = 0;
+#pragma unroll 1
+    for (int tile = 0; tile < tiles(); ++tile) {
+#pragma unroll 1
+      for (int v = 0; v < kVectors; ++v) {
+        found = max(found, any(first_octet(tile) + v * kRun, v).peak());
+      }
+    }
+    return found;
+  }
+
+  /// Codes of this warp's part of the row; returns the largest magnitude there.
+  __device__ u32 encode_any(float scale) const {
     u32 largest = 0;
-#pragma unroll
-    for (int v = 0; v < kVectors; v += kJoined) {
-      u32 peak = 0;
-      if constexpr (kGroup != 0 || !kNeedsRow) {
-#pragma unroll
-        for (int j = 0; j < kJoined; ++j) peak = max(peak, numbers[v + j].peak());
-        largest = max(largest, peak);
-      }
-      float divisor = scale;
-      if constexpr (kGroup != 0) {
-        float const inner = group_scale(neighbours_max<kLanes>(peak), scale);
-        int const octet = first + v * kRun;
-        if (is_mine(octet) && octet % kOctets == 0 && 8 * i64(octet) < args.k) {
-          i64 const groups = (args.k + i64(kGroup) - 1) / kGroup;
-          args.groups[row * groups + octet / kOctets] = inner;
-        }
-        divisor = kRowScale == RowScale::kNone ? inner : __fmul_rn(inner, scale);
-      }
-      // A NaN among the numbers makes one of their own scale, but not of one that was stored.
-      bool const is_usual = divisor > 0.0f && magnitude_bits(divisor) < kInfinity &&
-                            (kGroup != 0 || kNeedsRow || peak <= kInfinity);
-#pragma unroll
-      for (int j = 0; j < kJoined; ++j) {
-        int const octet = first + (v + j) * kRun;
-        if (is_mine(octet)) store(octet, numbers[v + j].template codes<Code>(divisor, is_usual));
+#pragma unroll 1
+    for (int tile = 0; tile < tiles(); ++tile) {
+#pragma unroll 1
+      for (int v = 0; v < kVectors; v += kJoined) {
+        largest = max(largest, encode_any_group(first_octet(tile) + v * kRun, v, scale));
       }
     }
     return largest;
   }
 
+  __device__ u32 encode_any_group(int first, int v, float scale) const {
+    u32 peak = 0;
+#pragma unroll 1
+    for (int j = 0; j < kJoined; ++j) {
+      peak = max(peak, any(first + j * kRun, v + j).peak());
+    }
+    float divisor = scale;
+    if constexpr (kGroup != 0) {
+      float const inner = group_scale(neighbours_max<kLanes, Peak<F32, false>>(peak), scale);
+      store_group(first, 0, inner);
+      divisor = kSecond ? __fmul_rn(inner, scale) : inner;
+    }
+#pragma unroll 1
+    for (int j = 0; j < kJoined; ++j) {
+      int const octet = first + j * kRun;
+      u64 codes = any(octet, v + j).template codes_of_any<Code>(divisor);
+      i64 const left = args.k - 8 * i64(octet);
+      if (left < 8) codes &= left > 0 ? (u64(1) << left * kStoredBytes) - 1 : 0;
+      store_if<kStoredBytes>(code_place(octet), codes, has_part() && octet < octets);
+    }
+    return peak;
+  }
+
+  // -- a row -------------------------------------------------------------------------------------
+
   __device__ void run(float reach) {
-    int const tiles = (octets + kTile - 1) / kTile;
+    bool const is_aligned = reader.is_aligned();
     u32 peak = 0;
     if constexpr (kNeedsRow) {
-      for (int tile = 0; tile < tiles; ++tile) {
-        load(tile);
-#pragma unroll
-        for (int v = 0; v < kVectors; ++v) peak = max(peak, numbers[v].peak());
+      if (is_aligned) {
+        for (int tile = 0; tile < tiles(); ++tile) {
+          load(tile);
+          peak = max(peak, tile_peak());
+        }
+      } else {
+        peak = any_peak();
       }
       peak = team_max(peak);
     }
     float const scale = row_scale(peak, reach);
-    u32 largest = 0;
-    for (int tile = tiles - 1; tile >= 0; --tile) {
-      if (!kNeedsRow || tile != tiles - 1) load(tile);
-      largest = max(largest, encode(tile, scale));
-    }
-    if constexpr (!kNeedsRow) peak = team_max(largest);
+    bool const is_leader = threadIdx.x % P::kThreads == 0;
+    float const nan = __uint_as_float(0x7fc00000u);
     // Integers have no NaN, so the row's scale carries it.
-    bool const has_nan = peak > kInfinity;
-    if (threadIdx.x % kThreads == 0) {
-      args.scales[row] = has_nan ? __uint_as_float(0x7fc00000u) : scale;
+    if (is_leader) args.scales[row] = peak > kInfinity ? nan : scale;
+    bool is_usual = is_aligned;
+    if (is_aligned) {
+      for (int tile = tiles() - 1; tile >= 0; --tile) {
+        if (!kNeedsRow || tile != tiles() - 1) load(tile);
+        is_usual &= encode_tile(tile, scale, peak);
+      }
+    }
+    u32 largest = 0;
+    if (__any_sync(~0u, !is_usual)) largest = encode_any(scale);
+    if constexpr (!kNeedsRow) {
+      barrier();  // the leader's scale comes first
+      if (__any_sync(~0u, largest > kInfinity) && threadIdx.x % 32 == 0) args.scales[row] = nan;
     }
   }
 };
 
-/// Teams of kThreads threads, each with a row: several in a CTA only if each is a warp.
-template <class Quantizer, int kThreads, int kTeams>
+/// Teams of threads, each with a row.
+template <class P>
 __device__ void quantize_rows(QuantizeArgs const& args, float reach) {
-  static_assert(kTeams == 1 || kThreads == 32, "a team that waits at a barrier is a CTA");
-  i64 const row = i64(blockIdx.x) * kTeams + threadIdx.x / kThreads;
-  if (row < args.rows) Quantizer(args, row).run(reach);
+  i64 const row = i64(blockIdx.x) * P::kTeams + threadIdx.x / P::kThreads;
+  if (row >= args.rows) return;
+  i64 const source = P::Rows::source(args.table, args.limit, row);
+  if (source >= 0) RowQuantizer<P>(args, row, source).run(reach);
 }
 
 }  // namespace humming
