@@ -196,17 +196,19 @@ def _matrix(weight: CanonicalWeight, folds: bool) -> torch.Tensor:
 def folds_of(layer: QuantMoE, dtype: torch.dtype, m: int, top_k: int) -> tuple[bool, ...]:
     """:attr:`Oracle.folds` of the kernels that a layer chooses for so many tokens."""
     choices, per_row = m * top_k, 1 if layer.weigh_input else top_k
-    asked = [
-        (layer.gate_up, GemmKind.INDEXED, Problem(m=choices, top_k=per_row)),
-        (layer.down, GemmKind.INDEXED, Problem(m=choices)),
-        (layer.shared_gate_up, GemmKind.DENSE, Problem(m=m)),
-        (layer.shared_down, GemmKind.DENSE, Problem(m=m)),
-    ]
-    found = []
-    for part, kind, problem in asked:
-        kernels = None if part is None else part.prepare(dtype, kind).kernels
-        found.append(kernels is not None and kernels.planner.tuning(problem).folds)
-    return tuple(found)
+    products = layer._products(dtype, choices, per_row)
+    routed = (None, None) if products is None else products
+    if products is None or products.up.gemm is not GemmKind.INDEXED:
+        per_row = 1  # a row for each choice
+    shared = (
+        None if part is None else part.prepare(dtype).kernels
+        for part in (layer.shared_gate_up, layer.shared_down)
+    )
+    problems = Problem(m=choices, top_k=per_row), Problem(m=choices), Problem(m=m), Problem(m=m)
+    return tuple(
+        kernels is not None and getattr(kernels.planner.tuning(problem), "folds", False)
+        for kernels, problem in zip((*routed, *shared), problems, strict=True)
+    )
 
 
 # -- data --------------------------------------------------------------------------------------

@@ -8,11 +8,13 @@ from gemm_oracle import check, limit, poisoned
 from moe_cases import GPT_OSS, Function, Oracle, dtype_of, hidden_of, router, weights_of
 
 import humming.gating
-from humming import Gating, GatingFunction, QuantMoE, register_gating
+from humming import ConfigError, Gating, GatingFunction, GemmKind, QuantMoE, register_gating
 
 pytestmark = pytest.mark.compile
 
 A100 = "sim:nvidia-a100"
+H100 = "sim:nvidia-h100"
+CONTIGUOUS = GemmKind.GROUPED_CONTIGUOUS
 QUANTIZED = 1.5e-2
 
 
@@ -32,15 +34,21 @@ def moe(oracle: Oracle, **options: object) -> QuantMoE:
 
 
 def compare(
-    oracle: Oracle, dtype: str = "bf16", m: int = 5, top_k: int = 2, device: str = A100
+    oracle: Oracle,
+    dtype: str = "bf16",
+    m: int = 5,
+    top_k: int = 2,
+    device: str = A100,
+    layout: GemmKind | None = None,
 ) -> None:
     """Kernels against the oracle, some ids being nobody's, in poisoned memory."""
     experts = oracle.gate_up.experts
     x = hidden_of(m, oracle.gate_up.k, dtype_of(dtype))
     ids, weights = router(m, top_k, experts)
     ids[1::4, 0], ids[2::4], weights[2::4] = -1, experts, torch.nan
-    layer = moe(oracle, device=device)
+    layer = moe(oracle, device=device, layout=layout)
     for part in layer.prepare(x.dtype):
+        assert layout is None or part.compute.gemm is layout
         assert part.kernels is not None, "the kernels are what this is about"
     with poisoned():
         found = layer(x, ids if m % 2 else ids.int(), weights)
@@ -130,7 +138,7 @@ def test_both_products_share_the_sorting_if_their_tiles_are_alike() -> None:
     oracle = Oracle(*weights_of("u4-g32-bf16", 4, 64, 64))
     layer, x, (ids, weights) = moe(oracle), hidden_of(5, 64, torch.bfloat16), router(5, 2, 4)
     layer(x, ids, weights)
-    layers = layer._layers(x.dtype)
+    layers = layer._products(x.dtype, 10, 2)
     assert layers is not None
     calls = []
     for product in layers:
@@ -152,3 +160,87 @@ def test_warming_up_makes_all_that_calls_need(monkeypatch: pytest.MonkeyPatch) -
         x, (ids, weights) = hidden_of(m, 64, torch.bfloat16), router(m, 2, 4)
         for tensor in (ids, ids.int())[: 1 + m % 2]:
             check(layer(x, tensor, weights), oracle(x, ids, weights), limit("bf16"))
+
+
+# -- rows in the order of experts ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", [A100, H100])
+def test_rows_in_order(device: str) -> None:
+    pair = weights_of("mxfp4", 4, 128, 96, GPT_OSS, bias=0.01)
+    compare(Oracle(*pair, function=GPT_OSS), m=40, device=device, layout=CONTIGUOUS)
+
+
+def test_rows_in_order_that_are_quantized() -> None:
+    oracle = Oracle(*weights_of("u4-g32-f16", 4, 64, 32), activation="int8")
+    compare(oracle, "f16", m=6, layout=CONTIGUOUS)
+
+
+def test_rows_in_order_that_are_no_whole_chunks() -> None:
+    compare(Oracle(*weights_of("u8-channel-f32", 3, 44, 27, bias=0.1)), m=4, layout=CONTIGUOUS)
+
+
+def test_rows_in_order_with_weights_that_go_to_the_input() -> None:
+    shared = weights_of("u4-g32-bf16", 0, 64, 40, seed=4)
+    oracle = Oracle(*weights_of("u4-g32-bf16", 4, 64, 32), weigh_input=True, shared=shared)
+    compare(oracle, m=5, layout=CONTIGUOUS)
+
+
+@pytest.mark.parametrize("case", ["one for all", "nobody", "same twice"])
+def test_any_routing_in_order(case: str) -> None:
+    oracle = Oracle(*weights_of("u4-g32-bf16", 4, 64, 32))
+    layer, x, (ids, weights) = (
+        moe(oracle, layout=CONTIGUOUS),
+        hidden_of(9, 64, torch.bfloat16),
+        router(9, 2, 4),
+    )
+    ids[:] = {"one for all": 3, "nobody": -1, "same twice": ids[:, :1].clone()}[case]
+    with poisoned():
+        found = layer(x, ids, weights)
+    check(found, oracle(x, ids, weights), limit("bf16"), case)
+    assert layer(x[:0], ids[:0], weights[:0]).shape == (0, 64)
+
+
+def test_both_layouts_give_the_same_bits_if_their_kernels_are_cut_alike() -> None:
+    oracle = Oracle(*weights_of("mxfp4", 4, 64, 32))
+    x, (ids, weights) = hidden_of(7, 64, torch.bfloat16), router(7, 2, 4)
+    layers = [moe(oracle, layout=layout) for layout in (GemmKind.INDEXED, CONTIGUOUS)]
+    found = [layer(x, ids, weights) for layer in layers]
+    assert torch.equal(*found)
+
+
+def test_a_layout_is_chosen_by_the_number_of_rows() -> None:
+    layer = moe(Oracle(*weights_of("u4-g32-bf16", 4, 128, 128)), device=H100)
+    kinds = []
+    for m in (1, 8, 4096, 65536):
+        products = layer._products(torch.bfloat16, 2 * m, 2)
+        assert products is not None
+        kinds.append(products.up.gemm)
+    assert kinds[0] is GemmKind.INDEXED
+    assert kinds[-1] is CONTIGUOUS, "the wide kernels of an H100 take no indexed rows"
+
+
+def test_one_packed_weight_serves_all_sizes() -> None:
+    """FP8 products of one width have no indexed kernels there: others would need other tensors."""
+    oracle = Oracle(*weights_of("fp8-block", 3, 128, 128), activation="e4m3fn-g128-f32")
+    compare(oracle, m=5, device=H100)
+    layer = moe(oracle, device=H100)
+    for m in (1, 4096):
+        products = layer._products(torch.bfloat16, 2 * m, 2)
+        assert products is not None
+        assert products.up.gemm is CONTIGUOUS
+    assert len(layer.gate_up._shelf) == 1
+
+
+def test_another_state_makes_other_kernels() -> None:
+    first, second = (Oracle(*weights_of("u4-g32-bf16", 4, 64, 32, seed=seed)) for seed in (0, 5))
+    layer, other = moe(first), moe(second)
+    x, (ids, weights) = hidden_of(5, 64, torch.bfloat16), router(5, 2, 4)
+    layer(x, ids, weights)
+    layer.load_state_dict(other.state_dict())
+    check(layer(x, ids, weights), second(x, ids, weights), limit("bf16"))
+
+
+def test_a_layout_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match="layout"):
+        moe(Oracle(*weights_of("u4-g32-bf16", 4, 64, 32)), layout=GemmKind.DENSE)

@@ -19,6 +19,7 @@ if _clash is not None:
 if TYPE_CHECKING:
     from humming.checkpoints.checkpoint import Checkpoint
     from humming.checkpoints.humming_form import save_checkpoint
+    from humming.combining import Routes, route
     from humming.configs import ComputeConfig, GemmKind, LayerConfig, TuningConfig
     from humming.errors import (
         CaptureError,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from humming.gating import Gating, GatingFunction, register_gating
     from humming.layer import QuantLinear, matmul
     from humming.loading import load_checkpoint
-    from humming.moe import QuantMoE
+    from humming.moe import QuantMoE, grouped_matmul
     from humming.plugins import hookimpl
     from humming.profiles import DeviceProfile
     from humming.quantizing import quantize
@@ -55,6 +56,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "humming.checkpoints.checkpoint": ("Checkpoint",),
     "humming.checkpoints.humming_form": ("save_checkpoint",),
+    "humming.combining": ("Routes", "route"),
     "humming.configs": ("ComputeConfig", "GemmKind", "LayerConfig", "TuningConfig"),
     "humming.errors": (
         "CaptureError",
@@ -78,7 +80,7 @@ _HOMES = {
     "humming.gating": ("Gating", "GatingFunction", "register_gating"),
     "humming.layer": ("QuantLinear", "matmul"),
     "humming.loading": ("load_checkpoint",),
-    "humming.moe": ("QuantMoE",),
+    "humming.moe": ("QuantMoE", "grouped_matmul"),
     "humming.plugins": ("hookimpl",),
     "humming.profiles": ("DeviceProfile",),
     "humming.quantizing": ("quantize",),
@@ -112,11 +114,13 @@ __all__ = [
     "ProfileError",
     "QuantLinear",
     "QuantMoE",
+    "Routes",
     "TuningConfig",
     "UnsupportedError",
     "WeightScheme",
     "__version__",
     "fuse",
+    "grouped_matmul",
     "hookimpl",
     "load_checkpoint",
     "matmul",
@@ -124,6 +128,7 @@ __all__ = [
     "quantize",
     "register_gating",
     "resolve_activation",
+    "route",
     "save_checkpoint",
     "select_backend",
     "stack_experts",

@@ -1,4 +1,4 @@
-"""The kernels around the products of experts: the activation function, and the weighted sum."""
+"""The kernels around the products of experts: rows in order, activation function, weighted sum."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from humming.formats.number import NumberFormat
 from humming.gating import Gating
 from humming.scheduling import ceil_div
 
-__all__ = ["CHUNK", "RowMask", "combine_spec", "gate_spec"]
+__all__ = ["CHUNK", "RowMask", "combine_spec", "gate_spec", "gather_spec"]
 
 #: Numbers that a thread computes; rows that are multiples of it are read 16 bytes at a time.
 CHUNK = 8
@@ -54,6 +54,16 @@ class _CombineContext:
     name: str
     element: str
     id: str
+    whole: bool
+    placed: bool
+    threads: int = _THREADS
+    chunk: int = CHUNK
+
+
+@dataclass(frozen=True)
+class _GatherContext:
+    name: str
+    element: str
     whole: bool
     threads: int = _THREADS
     chunk: int = CHUNK
@@ -115,25 +125,61 @@ def gate_spec(
     )
 
 
-def combine_spec(element: NumberFormat, ids_64bit: bool, whole: bool, arch: str) -> KernelSpec:
+def gather_spec(element: NumberFormat, whole: bool, arch: str) -> KernelSpec:
+    """Rows in another order, as a kernel: row i of the result is row sources[i].
+
+    Its arguments: ``x`` and ``x_stride`` as of :func:`gate_spec`; ``sources``, int32; ``out``, rows
+    without gaps; ``limit``, how many rows x has; ``rows`` and ``width``. Rows whose source is none
+    of x are not written. `launch` takes the rows as ``m`` and the width as ``n``.
+
+    Args:
+        element: f16, bf16 or f32.
+        whole: as in :func:`gate_spec`.
+        arch: target architecture as the compiler spells it.
+    """
+    name = f"humming.gather_rows.{element.name}{'' if whole else '_tail'}"
+    return KernelSpec(
+        name=name,
+        template="humming/gather_rows.cu.j2",
+        context=_GatherContext(name, _type_of(element), whole),
+        arch=arch,
+        args=(
+            Arg("x", "ptr"),
+            Arg("x_stride", "i64"),
+            Arg("sources", "ptr"),
+            Arg("out", "ptr"),
+            Arg("limit", "i32"),
+            Arg("rows", "i32"),
+            Arg("width", "i32"),
+        ),
+        launch=_launch,
+        entry="gather_rows",
+    )
+
+
+def combine_spec(
+    element: NumberFormat, ids_64bit: bool, whole: bool, arch: str, *, placed: bool = False
+) -> KernelSpec:
     """What :func:`humming.combining.combine` does, as a kernel, to the bit.
 
     Its arguments: ``y``, [M, top_k, H]; ``ids``, int32 or int64; ``weights``, float32 or null;
     ``shared``, [M, H] or null; ``out``; and the numbers of ``tokens``, ``top_k``, ``experts`` and
-    the ``width`` H. `launch` takes the tokens as ``m`` and the width as ``n``.
+    the ``width`` H; and, if `placed`, ``places``, int32 [M, top_k], the row of y of each choice,
+    anything where it is nobody's. `launch` takes the tokens as ``m`` and the width as ``n``.
 
     Args:
         element: f16, bf16 or f32, of y, shared and out.
         ids_64bit: whether ids are int64 instead of int32.
         whole: as in :func:`gate_spec`.
         arch: target architecture as the compiler spells it.
+        placed: whether rows of y are in another order than choices.
     """
     ids, tail = "i64" if ids_64bit else "i32", "" if whole else "_tail"
-    name = f"humming.combine_rows.{element.name}_{ids}{tail}"
+    name = f"humming.combine_rows.{element.name}_{ids}{'_placed' if placed else ''}{tail}"
     return KernelSpec(
         name=name,
         template="humming/combine_rows.cu.j2",
-        context=_CombineContext(name, _type_of(element), f"humming::{ids}", whole),
+        context=_CombineContext(name, _type_of(element), f"humming::{ids}", whole, placed),
         arch=arch,
         args=(
             Arg("y", "ptr"),
@@ -145,6 +191,7 @@ def combine_spec(element: NumberFormat, ids_64bit: bool, whole: bool, arch: str)
             Arg("top_k", "i32"),
             Arg("experts", "i32"),
             Arg("width", "i32"),
+            *([Arg("places", "ptr")] if placed else []),
         ),
         launch=_launch,
         entry="combine_rows",

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 
-from humming.combining import combine
+from humming.combining import Routes, combine
 from humming.configs import ComputeConfig, GemmKind
-from humming.engine import PreparedLayer, Profile
+from humming.engine import PreparedLayer, Profile, buckets
 from humming.engine.aligning import Alignment
-from humming.engine.experts import ID_DTYPES, ExpertKernels, check_experts
+from humming.engine.expert_products import LAYOUTS, ExpertProducts
+from humming.engine.expert_weights import check_pair, checked_map, local_experts
+from humming.engine.experts import ExpertKernels, check_experts
+from humming.engine.inputs import ROUTING
 from humming.engine.kernel_layer import KernelLayer
-from humming.errors import ConfigError
+from humming.errors import ConfigError, UnsupportedError
 from humming.formats.activation import ActivationScheme
 from humming.formats.tensors import TORCH_FLOATS
 from humming.gating import Gating
-from humming.layer import QuantLinear
+from humming.layer import QuantLinear, matmul
+from humming.selection import select_backend
 from humming.torch_ops import HANDLE, register, without_handle
 from humming.torch_ops import experts as traced_experts
 from humming.weight import CanonicalWeight
 
-__all__ = ["QuantMoE"]
+__all__ = ["QuantMoE", "grouped_matmul"]
+
+#: Sizes whose layout is remembered.
+_MOST_SIZES = 8192
 
 
 class QuantMoE(nn.Module):
@@ -54,6 +63,7 @@ class QuantMoE(nn.Module):
         profile: Profile | None = None,
         compute: ComputeConfig | None = None,
         allow_fallback: bool | None = None,
+        layout: GemmKind | None = None,
     ) -> None:
         """Wrap the weights of a layer.
 
@@ -72,6 +82,9 @@ class QuantMoE(nn.Module):
                 I. Of several expert-parallel ranks give them to one.
             activation, backend, device, profile, compute, allow_fallback: of all products; see
                 :class:`humming.layer.LayerOptions`.
+            layout: how kernels find rows: INDEXED, by the number of each choice, or
+                GROUPED_CONTIGUOUS, copied into the order of experts. None is for each number of
+                tokens what is estimated to be faster. The bits of the result may differ.
 
         Raises:
             ConfigError: shapes, the range or the map don't fit.
@@ -80,8 +93,11 @@ class QuantMoE(nn.Module):
         super().__init__()
         self.gating = gating if isinstance(gating, Gating) else Gating.of(gating)
         self.weigh_input = weigh_input
-        gate_up, down = (_local(weight, expert_range) for weight in (gate_up, down))
-        _check_pair(gate_up, down, self.gating, "experts")
+        gate_up, down = (local_experts(weight, expert_range) for weight in (gate_up, down))
+        check_pair(gate_up, down, self.gating, "experts")
+        if layout not in (None, *LAYOUTS):
+            raise ConfigError("layout", layout, f"None or one of {', '.join(map(str, LAYOUTS))}")
+        self.layout = layout
         self.experts, self._first = down.experts, expert_range[0] if expert_range else 0
 
         def layer(weight: CanonicalWeight) -> QuantLinear:
@@ -98,16 +114,18 @@ class QuantMoE(nn.Module):
         self.gate_up, self.down = layer(gate_up), layer(down)
         self.shared_gate_up = self.shared_down = None
         if shared is not None:
-            _check_pair(*shared, self.gating, "shared experts")
+            check_pair(*shared, self.gating, "shared experts")
             if shared[1].n != down.n:
                 raise ConfigError("shared", list(shared[1].shape), f"[{down.n}, J] for the second")
             self.shared_gate_up, self.shared_down = map(layer, shared)
         self.expert_map: torch.Tensor | None
-        self.register_buffer("expert_map", _checked(expert_map, self.experts), persistent=False)
+        self.register_buffer("expert_map", checked_map(expert_map, self.experts), persistent=False)
         self._forget()
 
     def _forget(self) -> None:
-        self._kernels: dict[torch.dtype, tuple[KernelLayer, ExpertKernels]] = {}
+        self._prepared: dict[torch.dtype, dict[GemmKind, tuple[PreparedLayer, PreparedLayer]]] = {}
+        self._kernels: dict[tuple[torch.dtype, GemmKind], tuple[KernelLayer, ExpertKernels]] = {}
+        self._chosen: dict[tuple[torch.dtype, int, int], ExpertProducts | None] = {}
         register(self, self._device)
 
     @property
@@ -132,8 +150,7 @@ class QuantMoE(nn.Module):
         Raises:
             UnsupportedError: no backend does it.
         """
-        kind = GemmKind.INDEXED
-        return self.gate_up.prepare(dtype, kind), self.down.prepare(dtype, kind)
+        return next(iter(self._pairs(dtype).values()))
 
     def warm_up(
         self, dtype: torch.dtype, ms: Iterable[int] | None = None, *, top_k: int = 1
@@ -148,31 +165,104 @@ class QuantMoE(nn.Module):
         Raises:
             UnsupportedError, CompileError: as :meth:`QuantLinear.warm_up`.
         """
-        ms = None if ms is None else list(ms)
-        for part in (self.gate_up, self.down):
-            part.warm_up(dtype, ms, gemm=GemmKind.INDEXED, top_k=top_k)
+        ms = list(range(1, 8193) if ms is None else ms)
+        self._pairs(dtype)
         width = 0
         if self.shared_gate_up is not None and self.shared_down is not None:
             width = self.shared_down.in_features
             for part in (self.shared_gate_up, self.shared_down):
                 part.warm_up(dtype, ms)
-        layers = self._layers(dtype)
-        if layers is not None:
-            self._around(layers[1]).warm_up(width)
+        wanted: dict[GemmKind, list[int]] = {}
+        for choices in buckets(m * top_k for m in ms):
+            products = self._products(dtype, choices, top_k)
+            if products is not None:
+                wanted.setdefault(products.up.gemm, []).append(choices)
+        for kind, sizes in wanted.items():
+            products = self._products(dtype, sizes[0], top_k)
+            assert products is not None, "it has kernels for this size"
+            for product, per_row in zip(products, (top_k, 1), strict=True):
+                product.warm_up(sizes, 1)  # rows that are choices already
+                if kind is GemmKind.INDEXED and per_row > 1:
+                    product.warm_up([-(-size // per_row) for size in sizes], per_row)
+            sorts = kind is GemmKind.GROUPED_CONTIGUOUS
+            self._around(products.down).warm_up(width, indexed=not sorts, sorts=sorts)
 
-    def _layers(self, dtype: torch.dtype) -> tuple[KernelLayer, KernelLayer] | None:
-        """Both products, if both are kernels."""
-        up, down = (part.kernels for part in self.prepare(dtype))
-        return None if up is None or down is None else (up, down)
+    def _pairs(self, dtype: torch.dtype) -> dict[GemmKind, tuple[PreparedLayer, PreparedLayer]]:
+        """Both products by layout of rows. Layouts that read other packed weights are not both."""
+        found = self._prepared.get(dtype)
+        if found is None:
+            found = self._prepared[dtype] = self._settled(dtype)
+        return found
+
+    def _settled(self, dtype: torch.dtype) -> dict[GemmKind, tuple[PreparedLayer, PreparedLayer]]:
+        indexed, grouped = LAYOUTS
+        pairs: dict[GemmKind, tuple[PreparedLayer, PreparedLayer]] = {}
+        if self.layout is not indexed:
+            try:
+                pair = self.gate_up.prepare(dtype, grouped), self.down.prepare(dtype, grouped)
+            except UnsupportedError:
+                if self.layout is grouped:
+                    raise
+            else:
+                if all(part.kernels is not None for part in pair):
+                    pairs[grouped] = pair
+        if not pairs or (self.layout is None and all(map(self._serves_indexed, pairs[grouped]))):
+            one = self.gate_up.prepare(dtype, indexed), self.down.prepare(dtype, indexed)
+            pairs = {indexed: one, **pairs}
+        return pairs
+
+    def _serves_indexed(self, prepared: PreparedLayer) -> bool:
+        """Whether indexed rows would meet the same packed weight: two would fill the memory."""
+        options, compute = self.gate_up.options, replace(prepared.compute, gemm=LAYOUTS[0])
+        device = self._device if options.device is None else options.device
+        try:
+            other = select_backend(
+                options.backend,
+                device=str(device),
+                profile=options.profile,
+                layer=prepared.layer,
+                compute=compute,
+            )
+        except UnsupportedError:
+            return False
+        return other.name == prepared.backend.name
+
+    def _products(self, dtype: torch.dtype, choices: int, top_k: int) -> ExpertProducts | None:
+        """The kernels of a call, if both products are kernels."""
+        key = dtype, choices, top_k
+        found = self._chosen.get(key)
+        if found is None or not self._current(dtype, found):
+            self._prepared.pop(dtype, None)
+            pairs = self._pairs(dtype)
+            known = [
+                ExpertProducts(up.kernels, down.kernels)
+                for up, down in pairs.values()
+                if up.kernels is not None and down.kernels is not None
+            ]
+            if not known:
+                return None
+            found = known[0]
+            if len(known) > 1:
+                found = min(known, key=lambda products: products.microseconds(choices, top_k))
+            if len(self._chosen) >= _MOST_SIZES:
+                self._chosen.clear()
+            self._chosen[key] = found
+        return found
+
+    def _current(self, dtype: torch.dtype, products: ExpertProducts) -> bool:
+        """Whether these are still the parts' kernels: a part that loads a state makes new ones."""
+        kind, parts = products.up.gemm, (self.gate_up, self.down)
+        pairs = zip(parts, products, strict=True)
+        return all(part.prepare(dtype, kind).kernels is kernels for part, kernels in pairs)
 
     def _around(self, down: KernelLayer) -> ExpertKernels:
         """The kernels around the products."""
-        dtype = TORCH_FLOATS[down.layer.output.name]
-        found = self._kernels.get(dtype)
+        key = TORCH_FLOATS[down.layer.output.name], down.gemm
+        found = self._kernels.get(key)
         if found is None or found[0] is not down:  # it is another once it has moved
             arch = down.planner.backend.profile.target.arch
             around = ExpertKernels(down.site, arch, down.layer, self.gating)
-            found = self._kernels[dtype] = down, around
+            found = self._kernels[key] = down, around
         return found[1]
 
     # -- calls -------------------------------------------------------------------------------------
@@ -212,20 +302,30 @@ class QuantMoE(nn.Module):
         if self.weigh_input:
             x = (hidden.to(torch.float32).unsqueeze(1) * weights.unsqueeze(2)).to(hidden.dtype)
         after = None if self.weigh_input else weights.contiguous()
-        layers = self._layers(hidden.dtype)
-        if layers is None:
+        products = self._products(
+            hidden.dtype, ids.numel(), 1 if self.weigh_input else ids.shape[1]
+        )
+        if products is None:
             ids = torch.where((ids >= 0) & (ids < self.experts), ids, -1)
             middle = self.gating(self.gate_up(x, expert_ids=ids))
             rows = self.down(middle, expert_ids=ids)
             return combine(rows, ids, self.experts, after, self._shared(hidden, self.gating))
-        up, down = layers
-        around = self._around(down)
+        around = self._around(products.down)
+        if products.up.gemm is GemmKind.INDEXED:
+            rows, places = self._indexed(products, around, x, ids), None
+        else:
+            rows, places = _contiguous(products, around, x, ids)
+        return around.combine(rows, ids, after, self._shared(hidden, around.gate), places)
+
+    def _indexed(
+        self, products: ExpertProducts, around: ExpertKernels, x: torch.Tensor, ids: torch.Tensor
+    ) -> torch.Tensor:
+        """What experts give, in the order of choices."""
         # Both products sort the same choices; they do it once if their tiles are as high.
         alignments: dict[int, Alignment] = {}
-        rows = up.routed(x, ids, sparse=True, alignments=alignments)
+        rows = products.up.routed(x, ids, sparse=True, alignments=alignments)
         middle = around.gate(rows.flatten(0, 1), ids, self.experts).view(*ids.shape, -1)
-        rows = down.routed(middle, ids, sparse=True, alignments=alignments)
-        return around.combine(rows, ids, after, self._shared(hidden, around.gate))
+        return products.down.routed(middle, ids, sparse=True, alignments=alignments)
 
     def _local_ids(self, ids: torch.Tensor) -> torch.Tensor:
         """Numbers of weights here; what is none of them is not here."""
@@ -251,8 +351,8 @@ class QuantMoE(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, object]:
-        state = without_handle(self.__dict__)
-        return {name: value for name, value in state.items() if name != "_kernels"}
+        state, left = without_handle(self.__dict__), ("_kernels", "_prepared", "_chosen")
+        return {name: value for name, value in state.items() if name not in left}
 
     def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -265,45 +365,35 @@ class QuantMoE(nn.Module):
         return f"{self.experts} experts{where}, gating={self.gating}{weighed}"
 
 
-def _local(weight: CanonicalWeight, expert_range: tuple[int, int] | None) -> CanonicalWeight:
-    """The weights of a range of experts, out of theirs or of all."""
-    if expert_range is None:
-        return weight
-    start, stop = expert_range
-    if not 0 <= start < stop:
-        raise ConfigError("expert_range", expert_range, "(first, behind the last), not empty")
-    if weight.experts == stop - start:
-        return weight
-    if weight.experts < stop:
-        allowed = f"a range of {weight.experts} experts, or one among {weight.experts}"
-        raise ConfigError("expert_range", expert_range, allowed)
-    tensors = {name: tensor[start:stop] for name, tensor in weight.tensors()}
-    return weight.replace(experts=stop - start, **tensors)
+def grouped_matmul(
+    x: torch.Tensor, weight: CanonicalWeight, routes: Routes, **options: Any
+) -> torch.Tensor:
+    """:func:`humming.matmul` of rows that :func:`humming.route` has brought into order.
+
+    Args:
+        x: activations as ``routes.gather()`` gives them.
+        weight: [E, N, K].
+        routes: which expert each row meets.
+        options: of :func:`humming.matmul`: activation, backend, device, ...
+
+    Returns:
+        [M, top_k, N] (indexed), [M * top_k, N] (contiguous) or [E, capacity, N] (masked), in the
+        dtype of x; rows that are nobody's are zero.
+
+    Raises:
+        ConfigError, UnsupportedError: as of :func:`humming.matmul`; other experts than the weight.
+    """
+    if weight.experts != routes.experts:
+        raise ConfigError("routes", f"{routes.experts} experts", f"{weight.experts}, as the weight")
+    return matmul(x, weight, **{ROUTING[routes.layout]: routes.table, **options})
 
 
-def _check_pair(gate_up: CanonicalWeight, down: CanonicalWeight, gating: Gating, what: str) -> None:
-    """Check that two products and the function between them fit together."""
-    if gate_up.experts != down.experts or bool(down.experts) != (what == "experts"):
-        wanted = "the same number of experts" if what == "experts" else "no dimension of experts"
-        raise ConfigError(what, [list(gate_up.shape), list(down.shape)], f"weights with {wanted}")
-    expected = gating.inputs(down.k), down.n
-    if (gate_up.n, gate_up.k) != expected:
-        allowed = f"{list(expected)} beside {list(down.shape)} and {gating}"
-        raise ConfigError(f"gate_up of {what}", [gate_up.n, gate_up.k], allowed)
-    if gate_up.device != down.device:
-        raise ConfigError(f"down of {what}", str(down.device), f"a weight on {gate_up.device}")
-
-
-def _checked(table: torch.Tensor | None, experts: int) -> torch.Tensor | None:
-    """An expert map whose numbers are all -1 or an expert's."""
-    if table is None:
-        return None
-    if table.dtype not in ID_DTYPES or table.dim() != 1 or not table.numel():
-        found = f"{table.dtype} {list(table.shape)}"
-        raise ConfigError("expert_map", found, "an int32 or int64 tensor [experts of the model]")
-    low, high = int(table.min()), int(table.max())
-    if low < -1 or high >= experts:
-        raise ConfigError(
-            "expert_map", (low, high), f"numbers from -1 (elsewhere) to {experts - 1}"
-        )
-    return table
+def _contiguous(
+    products: ExpertProducts, around: ExpertKernels, x: torch.Tensor, ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What experts give, in the order of experts, and the row of each choice."""
+    found = around.sort(ids, ids.shape[1] if x.dim() == 2 else 1)
+    rows = around.gather(x.reshape(-1, x.shape[-1]).contiguous(), found)
+    rows = products.up.routed(rows, found.offsets, sparse=True)
+    middle = around.gate(rows, count=found.rows)
+    return products.down.routed(middle, found.offsets, sparse=True), found.places

@@ -1,4 +1,4 @@
-"""The kernel that sorts choices of experts into tiles of rows, for products with indexed rows."""
+"""The kernels that sort choices of experts: into tiles of rows, or into rows that lie together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from humming.configs import GemmKind, LayerConfig
 from humming.errors import ConfigError, UnsupportedError
 from humming.scheduling import ceil_div, max_row_tiles
 
-__all__ = ["MAX_EXPERTS", "AlignedSizes", "align_spec", "aligned_sizes"]
+__all__ = ["MAX_EXPERTS", "AlignedSizes", "align_spec", "aligned_sizes", "sort_spec"]
 
 #: The most experts that the kernel can count.
 MAX_EXPERTS = 1024
@@ -76,6 +76,39 @@ def align_spec(row_tile: int, ids_64bit: bool, arch: str) -> KernelSpec:
         launch=_launch,
         row_tile=row_tile,
         entry="align_rows",
+    )
+
+
+def sort_spec(ids_64bit: bool, arch: str) -> KernelSpec:
+    """What :func:`humming.combining.route` does, as a kernel, for contiguous products.
+
+    Its arguments: ``ids`` as of :func:`align_spec`; the int32 tensors that it writes, whole:
+    ``sources`` and ``places`` with as many elements as there are choices, ``offsets`` with one more
+    than there are experts, and ``rows`` with one; and the numbers of ``choices``, ``experts`` and
+    choices ``per_source``, that is per row of activations.
+
+    Args:
+        ids_64bit: whether ids are int64 instead of int32.
+        arch: target architecture as the compiler spells it.
+
+    Raises:
+        ConfigError, UnsupportedError: by `launch`, as of :func:`align_spec`.
+    """
+    name = f"humming.sort_rows.{'i64' if ids_64bit else 'i32'}"
+    pointers = ("ids", "sources", "places", "offsets", "rows")
+    return KernelSpec(
+        name=name,
+        template="humming/sort_rows.cu.j2",
+        context=_Context(name, "humming::i64" if ids_64bit else "humming::i32", 1),
+        arch=arch,
+        args=(
+            *(Arg(pointer, "ptr") for pointer in pointers),
+            Arg("choices", "i32"),
+            Arg("experts", "i32"),
+            Arg("per_source", "i32"),
+        ),
+        launch=_launch,
+        entry="sort_rows",
     )
 
 

@@ -1,4 +1,4 @@
-"""Choices of experts, sorted into row tiles on the device: what indexed kernels read."""
+"""Choices of experts, sorted on the device: what indexed and contiguous kernels read."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from humming.backend import KernelSpec, PreparedLaunch, Problem
 from humming.configs import LayerConfig
 from humming.engine.site import Site
 from humming.engine.workshop import workshop
-from humming.routing import align_spec, aligned_sizes
+from humming.routing import align_spec, aligned_sizes, sort_spec
 
-__all__ = ["Aligner", "Alignment", "align_specs"]
+__all__ = ["Aligner", "Alignment", "SortedChoices", "Sorter", "align_specs", "sort_specs"]
 
 #: Arguments of the kernel, in the order of a call.
 _ARGS = ("ids", "slots", "tile_experts", "row_tiles", "choices", "experts")
@@ -79,3 +79,69 @@ def align_specs(kernels: Iterable[KernelSpec]) -> list[KernelSpec]:
     keys = sorted({(kernel.row_tile, kernel.arch) for kernel in kernels})
     widths = (False, True)
     return [align_spec(tile, wide, arch) for tile, arch in keys for wide in widths]
+
+
+class SortedChoices(NamedTuple):
+    """See :func:`humming.combining.route`; all int32.
+
+    Attributes:
+        sources: [choices], the row of activations of each row; none of them behind the last.
+        places: [choices], the row of each choice, or -1.
+        offsets: [experts + 1], where each expert's rows begin.
+        rows: [1], how many there are.
+    """
+
+    sources: torch.Tensor
+    places: torch.Tensor
+    offsets: torch.Tensor
+    rows: torch.Tensor
+
+
+class Sorter:
+    """Brings the choices of calls of one layer into the order of experts.
+
+    Args:
+        site: where.
+        arch: target architecture as the compiler spells it.
+        layer: the numbers.
+    """
+
+    def __init__(self, site: Site, arch: str, layer: LayerConfig) -> None:
+        self._site, self._arch, self._layer = site, arch, layer
+        self._kernels: dict[bool, tuple[KernelSpec, PreparedLaunch]] = {}
+
+    def __call__(self, ids: torch.Tensor, per_source: int) -> SortedChoices:
+        """Sort.
+
+        Args:
+            ids: int32 or int64 [M, top_k], contiguous, at least one.
+            per_source: choices of a row of activations: top_k, or 1 if each has its own.
+        """
+        spec, launch = self._kernel(ids.dtype == torch.int64)
+        choices, experts = ids.numel(), self._layer.experts
+        sizes = choices, choices, experts + 1, 1
+        found = SortedChoices(*(ids.new_empty(size, dtype=torch.int32) for size in sizes))
+        launch(
+            spec.launch(Problem(m=choices), self._layer), ids, *found, choices, experts, per_source
+        )
+        return found
+
+    def warm_up(self) -> None:
+        """Compile and load the kernels, for ids of either width."""
+        for wide in (False, True):
+            self._kernel(wide)
+
+    def _kernel(self, wide: bool) -> tuple[KernelSpec, PreparedLaunch]:
+        if wide not in self._kernels:
+            spec = sort_spec(wide, self._arch)
+            handle = workshop().load(spec, self._site)
+            kinds, every = [arg.kind for arg in spec.args], range(len(spec.args))
+            with self._site.active():
+                launch = self._site.runtime.prepare(handle, kinds, [None] * len(kinds), {}, every)
+            self._kernels[wide] = spec, launch
+        return self._kernels[wide]
+
+
+def sort_specs(arch: str) -> list[KernelSpec]:
+    """The kernels of a :class:`Sorter`."""
+    return [sort_spec(wide, arch) for wide in (False, True)]

@@ -9,16 +9,18 @@ import torch
 
 from humming.backend import KernelSpec, PreparedLaunch, Problem
 from humming.configs import LayerConfig
+from humming.engine.aligning import SortedChoices, Sorter, sort_specs
 from humming.engine.operand import ROW_BYTES
 from humming.engine.site import Site
 from humming.engine.workshop import workshop
 from humming.errors import ConfigError
-from humming.expert_kernels import CHUNK, RowMask, combine_spec, gate_spec
+from humming.expert_kernels import CHUNK, RowMask, combine_spec, gate_spec, gather_spec
+from humming.formats.number import NumberFormat
 from humming.gating import Gating
 
-__all__ = ["ID_DTYPES", "ExpertKernels", "check_experts"]
+__all__ = ["ID_DTYPES", "ExpertKernels", "check_experts", "expert_specs"]
 
-#: "gate" or "combine", which rows (or ids) it reads, and whether they are whole chunks.
+#: What a kernel does, which rows (or ids) it reads, and whether they are whole chunks.
 _Key = tuple[str, RowMask, bool]
 _MASKS = {torch.int32: RowMask.IDS, torch.int64: RowMask.IDS_64}
 #: Of what chooses experts.
@@ -26,7 +28,7 @@ ID_DTYPES = tuple(_MASKS)
 
 
 class ExpertKernels:
-    """Activation function and weighted sum of one layer of experts.
+    """Order of rows, activation function and weighted sum of one layer of experts.
 
     Nothing here waits for the device.
 
@@ -41,10 +43,31 @@ class ExpertKernels:
         self._site, self._arch, self._gating = site, arch, gating
         self._down, self._element = down, down.output
         self._middle: dict[int, LayerConfig] = {}  # by outputs of the function
+        self.sort = Sorter(site, arch, down)
         self._kernels: dict[_Key, tuple[KernelSpec, PreparedLaunch]] = {}
 
+    def gather(self, x: torch.Tensor, found: SortedChoices) -> torch.Tensor:
+        """Rows of x in the order of experts; behind the last they are not written.
+
+        Args:
+            x: [rows, K], its rows contiguous.
+            found: where rows come from.
+        """
+        rows, width = found.sources.numel(), x.shape[1]
+        out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+        spec, launch = self._kernel(("gather", RowMask.EVERY, _whole(width, x)))
+        shape = spec.launch(Problem(m=rows), self._of_width(width))
+        stride = width * x.element_size()
+        launch(shape, x, stride, found.sources, out, x.shape[0], rows, width)
+        return out
+
     def gate(
-        self, x: torch.Tensor, ids: torch.Tensor | None = None, experts: int = 0
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor | None = None,
+        experts: int = 0,
+        *,
+        count: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """The function of rows [rows, inputs]; rows without an expert here are not written.
 
@@ -52,10 +75,13 @@ class ExpertKernels:
             x: contiguous.
             ids: int32 or int64 of each row, contiguous; None: every row counts.
             experts: how many there are.
+            count: int32 [1], instead of ids: so many rows count, the first ones.
         """
         rows, width = x.shape[0], x.shape[1] // self._gating.function.inputs
         out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
         mask = RowMask.EVERY if ids is None else _MASKS[ids.dtype]
+        if count is not None:  # as if all rows were one expert's
+            mask, ids, experts = RowMask.COUNTS, count, rows
         spec, launch = self._kernel(("gate", mask, _whole(width, x)))
         shape = spec.launch(Problem(m=rows), self._of_width(width))
         stride = x.shape[1] * x.element_size()
@@ -68,50 +94,44 @@ class ExpertKernels:
         ids: torch.Tensor,
         weights: torch.Tensor | None,
         shared: torch.Tensor | None,
+        places: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """What :func:`humming.combining.combine` gives.
 
         Args:
-            y: [M, top_k, H], contiguous like all others.
+            y: [M, top_k, H] or [M * top_k, H], contiguous like all others.
             ids: int32 or int64 [M, top_k].
             weights: float32 [M, top_k].
             shared: [M, H].
+            places: int32 [M * top_k]: the row of y of each choice, where they are in another order.
         """
-        tokens, top_k, width = y.shape
+        (tokens, top_k), width = ids.shape, y.shape[-1]
         out = torch.empty((tokens, width), dtype=y.dtype, device=y.device)
         whole = _whole(width, y) and (shared is None or _whole(width, shared))
-        spec, launch = self._kernel(("combine", _MASKS[ids.dtype], whole))
+        what = "combine" if places is None else "combine placed"
+        spec, launch = self._kernel((what, _MASKS[ids.dtype], whole))
         shape = spec.launch(Problem(m=tokens), self._of_width(width))
         sizes = (tokens, top_k, self._down.experts, width)
-        launch(shape, y, ids, weights, shared, out, *sizes)
+        others = () if places is None else (places,)
+        launch(shape, y, ids, weights, shared, out, *sizes, *others)
         return out
 
-    def warm_up(self, shared: int = 0) -> None:
+    def warm_up(self, shared: int = 0, *, indexed: bool = True, sorts: bool = False) -> None:
         """Compile and load all kernels that calls can need.
 
         Args:
             shared: outputs of the function in shared experts; 0 if there are none.
+            indexed: whether some products have indexed rows.
+            sorts: whether some have sorted ones.
         """
-        whole = self._down.k % CHUNK == 0
-        keys: list[_Key] = [("gate", mask, whole) for mask in _MASKS.values()]
-        if shared:
-            keys.append(("gate", RowMask.EVERY, shared % CHUNK == 0))
-        whole = self._down.n % CHUNK == 0
-        self._load([*keys, *(("combine", mask, whole) for mask in _MASKS.values())])
+        self._load(_keys(self._down, shared, indexed=indexed, sorts=sorts))
+        if sorts:
+            self.sort.warm_up()
 
     def _of_width(self, width: int) -> LayerConfig:
         if width not in self._middle:
             self._middle[width] = replace(self._down, n=width)
         return self._middle[width]
-
-    def _specs(self, keys: Sequence[_Key]) -> list[KernelSpec]:
-        element, arch = self._element, self._arch
-        return [
-            gate_spec(self._gating, element, mask, whole, arch)
-            if what == "gate"
-            else combine_spec(element, mask is RowMask.IDS_64, whole, arch)
-            for what, mask, whole in keys
-        ]
 
     def _kernel(self, key: _Key) -> tuple[KernelSpec, PreparedLaunch]:
         if key not in self._kernels:
@@ -119,7 +139,7 @@ class ExpertKernels:
         return self._kernels[key]
 
     def _load(self, keys: Sequence[_Key]) -> None:
-        specs = self._specs(keys)
+        specs = [_spec(key, self._element, self._gating, self._arch) for key in keys]
         handles = workshop().load_all(specs, self._site)
         with self._site.active():
             for key, spec, handle in zip(keys, specs, handles, strict=True):
@@ -127,6 +147,47 @@ class ExpertKernels:
                 values, every = [None] * len(kinds), range(len(kinds))
                 launch = self._site.runtime.prepare(handle, kinds, values, {}, every)
                 self._kernels[key] = spec, launch
+
+
+def expert_specs(
+    down: LayerConfig, gating: Gating, arch: str, shared: int = 0, *, sorts: bool = True
+) -> list[KernelSpec]:
+    """All kernels around the products of a layer of experts, ids of either width.
+
+    Args:
+        down: the second product.
+        gating: the function between them.
+        arch: target architecture as the compiler spells it.
+        shared: outputs of the function in shared experts; 0 if there are none.
+        sorts: whether some products have sorted rows.
+    """
+    keys = _keys(down, shared, indexed=True, sorts=sorts)
+    specs = [_spec(key, down.output, gating, arch) for key in keys]
+    return specs + (sort_specs(arch) if sorts else [])
+
+
+def _keys(down: LayerConfig, shared: int, *, indexed: bool, sorts: bool) -> list[_Key]:
+    middle, outer = down.k % CHUNK == 0, down.n % CHUNK == 0
+    keys: list[_Key] = []
+    if indexed:
+        keys += [("gate", mask, middle) for mask in _MASKS.values()]
+        keys += [("combine", mask, outer) for mask in _MASKS.values()]
+    if shared:
+        keys.append(("gate", RowMask.EVERY, shared % CHUNK == 0))
+    if sorts:
+        keys += [("gather", RowMask.EVERY, outer), ("gate", RowMask.COUNTS, middle)]
+        keys += [("combine placed", mask, outer) for mask in _MASKS.values()]
+    return keys
+
+
+def _spec(key: _Key, element: NumberFormat, gating: Gating, arch: str) -> KernelSpec:
+    what, mask, whole = key
+    if what == "gate":
+        return gate_spec(gating, element, mask, whole, arch)
+    if what == "gather":
+        return gather_spec(element, whole, arch)
+    placed = what == "combine placed"
+    return combine_spec(element, mask is RowMask.IDS_64, whole, arch, placed=placed)
 
 
 def check_experts(

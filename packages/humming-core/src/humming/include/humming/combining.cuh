@@ -15,6 +15,7 @@ struct CombineArguments {
   u8 const* shared;      // or null: nothing
   u8* out;
   int tokens, top_k, experts, width;
+  int const* places;  // the row of y of each choice; null: choices are in order
 };
 
 template <class Format, class Id, bool kWhole>
@@ -44,7 +45,8 @@ __device__ void combine_rows(CombineArguments<Id> const& args) {
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       i64 const choice = first + begin + i;
-      i64 const from = (choice * args.width + place.first) * C::kBytes;
+      i64 const row = args.places && here[i] ? args.places[choice] : choice;
+      i64 const from = (row * args.width + place.first) * C::kBytes;
       if (here[i]) rows[i] = C::load(args.y + from, count);
     }
 #pragma unroll

@@ -1,6 +1,7 @@
-// Choices of experts sorted into tiles of rows: align_rows() of humming/scheduling/groups.py on the
-// device, for the kernels of indexed products. Everything is decided by counting, so the slots are
-// the same on every run: ascending numbers of choices per expert.
+// Choices of experts, sorted: into tiles of rows for indexed products (align_rows() of
+// humming/scheduling/groups.py on the device), or into rows that lie together for contiguous ones
+// (sort_choices() of humming/combining.py). Everything is decided by counting, so the slots are the
+// same on every run: ascending numbers of choices per expert.
 //
 // Each CTA places a run of the choices, each warp a run of that. What a warp's first choice of an
 // expert finds before it is known from counts: of what lies before the CTA's run, of the warps
@@ -60,8 +61,9 @@ struct ExpertIds {
     }
   }
 
-  /// Stores the numbers of a warp's choices, in their order, from next[expert] on.
-  __device__ void place(Choices choices, u32* next, int* slots) const {
+  /// Gives the numbers of a warp's choices, in their order, the slots from next[expert] on.
+  template <class Sink>
+  __device__ void place(Choices choices, u32* next, Sink const& sink) const {
     u32 const lane = threadIdx.x % 32;
     for (u32 begin = choices.begin; begin < choices.end; begin += 32 * kBatch) {
       int found[kBatch];
@@ -77,7 +79,9 @@ struct ExpertIds {
         __syncwarp();
         if (placed && rank == 0) next[found[i]] = slot + __popc(same);
         __syncwarp();
-        if (placed) slots[slot] = int(begin + i * 32 + lane);
+        u32 const number = begin + i * 32 + lane;
+        if (placed) sink.place(slot, number);
+        if (!placed && number < choices.end) sink.leave(number);
       }
     }
   }
@@ -142,25 +146,70 @@ struct AlignedExperts {
     }
     return __shfl_sync(~0u, warps, 31);
   }
+};
+
+/// Tiles of kRowTile slots, each with one expert. slots: int32, row_tiles * kRowTile of them.
+/// tile_experts: int32 per row of tiles. row_tiles: how many there are.
+template <int kRowTile>
+struct TileSlots {
+  static constexpr int kTile = kRowTile;
+
+  int* slots;
+  int* tile_experts;
+  int* row_tiles;
+
+  __device__ void place(u32 slot, u32 choice) const { slots[slot] = int(choice); }
+  __device__ void leave(u32) const {}
 
   /// Stores the experts of tiles, and in each expert's last tile the number that no choice has.
-  __device__ void finish(int experts, int choices, int* slots, int* tile_experts) const {
+  __device__ void finish(AlignedExperts<kTile> const& found, int experts, int choices,
+                         u32 tiles) const {
+    constexpr int kWarps = AlignedExperts<kTile>::kWarps;
+    if (blockIdx.x == 0 && threadIdx.x == 0) *row_tiles = int(tiles);
     u32 const lane = threadIdx.x % 32, all = gridDim.x * kWarps;
     for (u32 expert = blockIdx.x * kWarps + threadIdx.x / 32; expert < experts; expert += all) {
-      u32 const begin = first[expert], end = begin + tiles(count[expert]);
+      u32 const begin = found.first[expert], end = begin + found.tiles(found.count[expert]);
       for (u32 tile = begin + lane; tile < end; tile += 32) tile_experts[tile] = int(expert);
-      u32 const padding = begin * kRowTile + count[expert];
-      for (u32 slot = padding + lane; slot < end * kRowTile; slot += 32) slots[slot] = choices;
+      u32 const padding = begin * kTile + found.count[expert];
+      for (u32 slot = padding + lane; slot < end * kTile; slot += 32) slots[slot] = choices;
     }
   }
 };
 
-/// slots: int32, row_tiles * kRowTile of them. tile_experts: int32 per row of tiles. row_tiles: how
-/// many there are. At most kAlignExperts experts; any number of CTAs of kAlignThreads threads.
-template <class Id, int kRowTile>
-__device__ void align_rows(Id const* ids, int* slots, int* tile_experts, int* row_tiles,
-                           int choices, int experts) {
-  __shared__ AlignedExperts<kRowTile> shared;
+/// Rows that lie together for each expert. sources [choices]: the row of activations of each row,
+/// `choices` behind the last. places [choices]: the row of each choice, or -1. offsets
+/// [experts + 1]: where each expert's rows begin. rows [1]: how many there are.
+struct SortedRows {
+  static constexpr int kTile = 1;
+
+  int* sources;
+  int* places;
+  int* offsets;
+  int* rows;
+  u32 per_source;  // choices of a row of activations
+
+  __device__ void place(u32 slot, u32 choice) const {
+    sources[slot] = int(choice / per_source);
+    places[choice] = int(slot);
+  }
+  __device__ void leave(u32 choice) const { places[choice] = -1; }
+
+  __device__ void finish(AlignedExperts<kTile> const& found, int experts, int choices,
+                         u32 all) const {
+    u32 const thread = blockIdx.x * kAlignThreads + threadIdx.x;
+    u32 const threads = gridDim.x * kAlignThreads;
+    for (u32 expert = thread; expert < experts; expert += threads)
+      offsets[expert] = int(found.first[expert]);
+    if (thread == 0) offsets[experts] = *rows = int(all);
+    for (u32 row = all + thread; row < choices; row += threads) sources[row] = choices;
+  }
+};
+
+/// Sorts choices into a TileSlots or SortedRows. At most kAlignExperts experts; any number of CTAs
+/// of kAlignThreads threads.
+template <class Id, class Sink>
+__device__ void sort_choices(Id const* ids, Sink const& sink, int choices, int experts) {
+  __shared__ AlignedExperts<Sink::kTile> shared;
   ExpertIds<Id> const source{ids, experts};
   u32 const thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
 
@@ -179,10 +228,9 @@ __device__ void align_rows(Id const* ids, int* slots, int* tile_experts, int* ro
   source.template count<kAlignThreads>(mine.end + thread, all.end, behind);
   __syncthreads();
   u32 const tiles = shared.begin_slots(experts, 1 + warps + 1);
-  if (blockIdx.x == 0 && thread == 0) *row_tiles = int(tiles);
   __syncthreads();
-  if (warp < warps) source.place(run, row, slots);
-  shared.finish(experts, choices, slots, tile_experts);
+  if (warp < warps) source.place(run, row, sink);
+  sink.finish(shared, experts, choices, tiles);
 }
 
 }  // namespace humming

@@ -1,0 +1,202 @@
+"""How long layers of experts take on a GPU: whole ones, and the products of one alone.
+
+Run: PYTHONPATH=$(echo packages/*/src | tr ' ' :) python benchmarks/moe.py
+Cold L2, medians. `floor_us` is the time in which the weights of the experts that were chosen can be
+read at 4.3 TB/s. --tiny runs small layers in the simulator, to see that nothing is broken.
+The goal: 60 us of host time for an eager call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from measure import cold_us, errors, row
+
+import humming
+from humming import CanonicalWeight, Gating, GemmKind, QuantMoE
+
+BYTES_PER_US = 4.3e6
+#: Relative error, of all sampled rows, that is still right.
+LIMIT, QUANTIZED = 2e-2, 8e-2
+
+
+class Block(NamedTuple):
+    """A layer of a model."""
+
+    scheme: str
+    activation: str | None
+    experts: int
+    top_k: int
+    hidden: int
+    width: int
+    gating: Gating
+    bias: bool = False
+
+
+_SWIGLU = Gating.of("swiglu")
+BLOCKS = {
+    "gpt-oss-20b": Block(
+        "mxfp4", None, 32, 4, 2880, 2880, Gating.of("swiglu_oai", interleaved=True), True
+    ),
+    "deepseek-v3": Block("fp8-block", "e4m3fn-g128-f32", 256, 8, 7168, 2048, _SWIGLU),
+    "qwen3-int4": Block("int4-g128", None, 128, 8, 2048, 768, _SWIGLU),
+    "qwen3-nvfp4": Block("nvfp4", None, 128, 8, 2048, 768, _SWIGLU),
+}
+#: Both products alone, E = 256, top-8, 7168 x 2048: weight and activation.
+GEMMS = {
+    "w4a16": ("int4-g128", None),
+    "w8a8": ("e4m3fn-channel-f32", "e4m3fn-token-f32"),
+    "w4a8": ("u4-g128-f16", "s8-token-f32"),
+}
+
+
+def random_experts(scheme: str, n: int, k: int, experts: int, device: str) -> CanonicalWeight:
+    """A weight whose experts are copies of one: which expert a row met is for tests to check."""
+    values = torch.randn(1, n, k, device=device, dtype=torch.float32) * k**-0.5
+    one = humming.quantize(values, scheme)
+    # Other experts are copies: as many bytes to read, and none of it found in a cache.
+    tensors = {
+        name: tensor.expand(experts, *tensor.shape[1:]).contiguous()
+        for name, tensor in one.tensors()
+        if tensor.dim() and tensor.shape[0] == 1
+    }
+    return one.replace(experts=experts, **tensors)
+
+
+def nbytes(weight: CanonicalWeight) -> float:
+    """Of one expert."""
+    return sum(t.numel() * t.element_size() for _, t in weight.tensors()) / weight.experts
+
+
+def routing(m: int, top_k: int, experts: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids, different for a token, and weights that add up to 1."""
+    weights, ids = torch.rand(m, experts, device=device).topk(top_k)
+    return ids.to(torch.int32), weights / weights.sum(1, keepdim=True)
+
+
+def expected(
+    block: Block, weights: tuple[CanonicalWeight, CanonicalWeight], x: torch.Tensor
+) -> torch.Tensor:
+    """In float64. All experts are alike, and a token's weights add up to 1."""
+    dense = [
+        weight.replace(experts=1, **{name: tensor[:1].clone() for name, tensor in weight.tensors()})
+        for weight in weights
+    ]
+    up, down = (weight.dequantize()[0].double() for weight in dense)
+    biases = [0 if w.bias is None else w.bias[0].double() for w in weights]
+    middle = block.gating((x.double() @ up.T + biases[0]).float()).double()
+    return middle @ down.T + biases[1]
+
+
+def layer_rows(name: str, block: Block, ms: list[int], device: str) -> None:
+    """Whole layers, eager and in a graph."""
+    real, experts = device == "cuda", block.experts
+    home = "cuda" if real else "cpu"
+    sizes = ((block.gating.inputs(block.width), block.hidden), (block.hidden, block.width))
+    pair = [random_experts(block.scheme, n, k, experts, home) for n, k in sizes]
+    if block.bias:
+        pair = [w.replace(bias=torch.full(w.shape[:2], 0.01, device=home).bfloat16()) for w in pair]
+    options = {} if real else {"device": device}
+    layer = QuantMoE(pair[0], pair[1], gating=block.gating, activation=block.activation, **options)
+    for m in ms:
+        x = torch.randn(m, block.hidden, device=home).bfloat16()
+        ids, weights = routing(m, block.top_k, experts, home)
+        found = layer(x, ids, weights)
+        some = slice(None, None, max(m // 16, 1))
+        wrong, worst = errors(found[some], expected(block, (pair[0], pair[1]), x[some]))
+        assert wrong < (QUANTIZED if block.activation else LIMIT), (name, m, wrong)
+        products = layer._products(x.dtype, ids.numel(), block.top_k)
+        touched = int(ids.unique().numel()) * sum(nbytes(w) for w in pair)
+        flops = 2 * ids.numel() * sum(n * k for n, k in sizes)
+        facts = {
+            "what": "layer", "block": name, "m": m, "error": wrong, "worst_row": worst,
+            "layout": products.up.gemm.value if products else "eager",
+            "floor_us": touched / BYTES_PER_US,
+        }  # fmt: skip
+        if real:
+            facts |= timed(partial(layer, x, ids, weights), flops, host=m == 1)
+        row(**facts)
+
+
+def timed(call: Callable[[], object], flops: float, *, host: bool) -> dict[str, float]:
+    """Microseconds of a call, eager and captured, and with `host` what it costs the host."""
+    eager = cold_us(call, 15, 3)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    captured = cold_us(graph.replay, 15, 3)
+    found = {"eager_us": eager, "graph_us": captured, "tflops": flops / captured / 1e6}
+    if host:
+        times = []
+        for _ in range(10):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(50):
+                call()
+            times.append((time.perf_counter() - start) / 50 * 1e6)
+        torch.cuda.synchronize()
+        found["host_us"] = sorted(times)[5]
+    return found
+
+
+def gemm_rows(name: str, block: Block, ms: list[int], device: str) -> None:
+    """Both products alone, rows in the order of experts."""
+    real, experts = device == "cuda", block.experts
+    home = "cuda" if real else "cpu"
+    options = {} if real else {"device": device}
+    for n, k in ((2 * block.width, block.hidden), (block.hidden, block.width)):
+        weight = random_experts(block.scheme, n, k, experts, home)
+        layer = humming.QuantLinear(weight, activation=block.activation, **options)
+        for m in ms:
+            ids, _ = routing(m, block.top_k, experts, home)
+            offsets = humming.route(ids, experts, GemmKind.GROUPED_CONTIGUOUS).table
+            x = torch.randn(ids.numel(), k, device=home).bfloat16()
+            found = layer(x, expert_offsets=offsets)
+            some = slice(None, None, max(m // 16, 1))
+            one = weight.replace(experts=1, **{f: t[:1].clone() for f, t in weight.tensors()})
+            wrong, worst = errors(found[some], x[some].double() @ one.dequantize()[0].double().T)
+            assert wrong < (QUANTIZED if block.activation else LIMIT), (name, m, wrong)
+            facts = {
+                "what": "gemm", "block": name, "n": n, "k": k, "m": m, "error": wrong,
+                "worst_row": worst,
+                "floor_us": int(ids.unique().numel()) * nbytes(weight) / BYTES_PER_US,
+            }  # fmt: skip
+            if real:
+                call = partial(layer, x, expert_offsets=offsets)
+                facts |= timed(call, 2 * ids.numel() * n * k, host=False)
+            row(**facts)
+
+
+def main() -> None:
+    """Print the rows."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--blocks", nargs="*", default=[*BLOCKS, *GEMMS])
+    parser.add_argument("--ms", nargs="*", type=int, default=[1, 8, 64, 512, 4096])
+    parser.add_argument("--only", choices=("gemm", "layer"))
+    parser.add_argument("--tiny", action="store_true", help="small layers, in the simulator")
+    options = parser.parse_args()
+    device = "sim:nvidia-h100" if options.tiny else "cuda"
+    where = device if options.tiny else torch.cuda.get_device_name()
+    print(f"# {where}, torch {torch.__version__}, {datetime.date.today()}")
+    torch.manual_seed(0)
+    shrink = {"experts": 4, "top_k": 2, "hidden": 256, "width": 128} if options.tiny else {}
+    ms = [1, 9] if options.tiny else options.ms
+    for name in options.blocks:
+        if name in BLOCKS and options.only != "gemm":
+            layer_rows(name, BLOCKS[name]._replace(**shrink), ms, device)
+        if name in GEMMS and options.only != "layer":
+            scheme, activation = GEMMS[name]
+            block = Block(scheme, activation, 256, 8, 7168, 2048, _SWIGLU)
+            gemm_rows(name, block._replace(**shrink), ms, device)
+        if not options.tiny:
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Both products of a layer of experts, for each layout of rows, and what a call would take."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from humming.backend import Problem
+from humming.configs import GemmKind
+from humming.engine.choice import bucket, choose
+from humming.engine.kernel_layer import KernelLayer
+
+__all__ = ["LAYOUTS", "ExpertProducts"]
+
+#: How rows of activations may lie before both products.
+LAYOUTS = (GemmKind.INDEXED, GemmKind.GROUPED_CONTIGUOUS)
+
+#: What bringing rows into order costs beside moving them: a launch.
+_LAUNCH_US = 2.0
+#: Of a device whose profile says nothing, and what of it a copy reaches.
+_DRAM_GBPS = 1000.0
+_OF_DRAM = 0.8
+
+
+class ExpertProducts(NamedTuple):
+    """The kernels of both products, for one layout of rows."""
+
+    up: KernelLayer
+    down: KernelLayer
+
+    def microseconds(self, choices: int, top_k: int) -> float:
+        """Estimated time of a call, the same for all sizes of a bucket.
+
+        Args:
+            choices: (token, choice) pairs.
+            top_k: choices of a row of hidden states.
+        """
+        kind, choices = self.up.gemm, bucket(choices)
+        per_row = top_k if kind is GemmKind.INDEXED else 1
+        total = _estimate(self.up, choices, per_row) + _estimate(self.down, choices, 1)
+        if kind is GemmKind.INDEXED:
+            return total
+        layer, rates = self.up.layer, self.up.planner.backend.profile.rates
+        nbytes = choices * layer.k * layer.output.bits / 8 * (1 + 1 / top_k)
+        rate = (rates.dram_gbps or _DRAM_GBPS) * _OF_DRAM * 1e3
+        return total + _LAUNCH_US + nbytes / rate
+
+
+def _estimate(product: KernelLayer, choices: int, top_k: int) -> float:
+    planner, problem = product.planner, Problem(m=choices, top_k=top_k)
+    if planner.forced is not None:
+        return planner.backend.cost(planner.layer, planner.compute, problem, planner.forced)
+    choice = choose(planner.backend, planner.layer, planner.compute, problem)
+    return next(cost for cost, tuning in choice.shortlist if tuning == choice.tuning)
