@@ -47,6 +47,8 @@ FAMILIES = (
     ("e2m1-g32-e8m0", "e4m3fn-token-f32", INDEXED, False),
     ("u4+z-g64-f16", "s8-token-f32", MASKED, False),
     ("u2-g64-bf16", "e4m3fn-token-f32", CONTIGUOUS, False),
+    ("u5-g64-bf16", "s8-token-f32", INDEXED, False),
+    ("e2m1-g32-e8m0", "s8-token-f32", DENSE, False),
 )
 #: Of a family, at least.
 COMPILED = 6

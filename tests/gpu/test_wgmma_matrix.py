@@ -87,9 +87,11 @@ def _pipeline_of(case: Case, place: int) -> str:
 
 def _narrow() -> Iterator[Trial]:
     plain = [case for case in combinations(SOURCE) if not case.accumulate]
-    for pipeline in NARROW:
+    for number, pipeline in enumerate(NARROW):
         for place, case in enumerate(plain):
-            for kind in (GemmKind.DENSE, EXPERTS[place % 3]):
+            # Experts in one of the pipelines, by turns.
+            kinds = (GemmKind.DENSE, EXPERTS[place % 3])[: 1 + (place + number) % 2]
+            for kind in kinds:
                 trial = Trial(replace(case, kind=kind), pipeline)
                 if trial.case.why_not() is None and _has_kernel(trial):
                     yield trial

@@ -162,6 +162,23 @@ def test_warming_up_makes_all_that_calls_need(monkeypatch: pytest.MonkeyPatch) -
             check(layer(x, tensor, weights), oracle(x, ids, weights), limit("bf16"))
 
 
+@pytest.mark.parametrize("weigh_input", [False, True])
+def test_warming_up_asks_as_calls_do(monkeypatch: pytest.MonkeyPatch, weigh_input: bool) -> None:
+    """With weights on the input each choice has a row of its own."""
+    layer = moe(Oracle(*weights_of("u4-g32-bf16", 4, 64, 32), weigh_input=weigh_input))
+    asked: list[int] = []
+
+    def products(self: humming.QuantMoE, dtype: torch.dtype, choices: int, per_row: int) -> None:
+        asked.append(per_row)
+
+    monkeypatch.setattr(humming.QuantMoE, "_products", products)
+    layer.warm_up(torch.bfloat16, [8, 40], top_k=4)
+    warmed = set(asked)
+    x, (ids, weights) = hidden_of(8, 64, torch.bfloat16), router(8, 4, 4)
+    layer(x, ids, weights)
+    assert warmed == set(asked) == {1 if weigh_input else 4}
+
+
 # -- rows in the order of experts ----------------------------------------------------------------
 
 

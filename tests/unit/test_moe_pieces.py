@@ -92,3 +92,6 @@ def test_pieces_that_do_not_fit_each_other_are_refused() -> None:
     _, weight = weights_of("u4-g32-bf16", E, 64, 96)
     with pytest.raises(ConfigError, match="6, as the weight"):
         humming.grouped_matmul(torch.zeros(6, 96), weight, routes)
+    again = {"expert_ids": ids}
+    with pytest.raises(ConfigError, match="expert_ids='given'"):
+        humming.grouped_matmul(torch.zeros(6, 96), weight, routes, **again)

@@ -41,9 +41,10 @@ if TYPE_CHECKING:
     from humming.formats.table import number_format
     from humming.fusing import fuse, stack_experts
     from humming.gating import Gating, GatingFunction, register_gating
+    from humming.grouped import grouped_matmul
     from humming.layer import QuantLinear, matmul
     from humming.loading import load_checkpoint
-    from humming.moe import QuantMoE, grouped_matmul
+    from humming.moe import QuantMoE
     from humming.plugins import hookimpl
     from humming.profiles import DeviceProfile
     from humming.quantizing import quantize
@@ -80,7 +81,8 @@ _HOMES = {
     "humming.gating": ("Gating", "GatingFunction", "register_gating"),
     "humming.layer": ("QuantLinear", "matmul"),
     "humming.loading": ("load_checkpoint",),
-    "humming.moe": ("QuantMoE", "grouped_matmul"),
+    "humming.grouped": ("grouped_matmul",),
+    "humming.moe": ("QuantMoE",),
     "humming.plugins": ("hookimpl",),
     "humming.profiles": ("DeviceProfile",),
     "humming.quantizing": ("quantize",),

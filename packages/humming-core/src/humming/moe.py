@@ -4,31 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import nn
 
-from humming.combining import Routes, combine
+from humming.combining import combine
 from humming.configs import ComputeConfig, GemmKind
-from humming.engine import PreparedLayer, Profile, buckets
+from humming.engine import PreparedLayer, Profile, bucket, buckets
 from humming.engine.aligning import Alignment
 from humming.engine.expert_products import LAYOUTS, ExpertProducts
 from humming.engine.expert_weights import check_pair, checked_map, local_experts
 from humming.engine.experts import ExpertKernels, check_experts
-from humming.engine.inputs import ROUTING
 from humming.engine.kernel_layer import KernelLayer
 from humming.errors import ConfigError, UnsupportedError
 from humming.formats.activation import ActivationScheme
 from humming.formats.tensors import TORCH_FLOATS
 from humming.gating import Gating
-from humming.layer import QuantLinear, matmul
+from humming.layer import QuantLinear
 from humming.selection import select_backend
 from humming.torch_ops import HANDLE, register, without_handle
 from humming.torch_ops import experts as traced_experts
 from humming.weight import CanonicalWeight
 
-__all__ = ["QuantMoE", "grouped_matmul"]
+__all__ = ["QuantMoE"]
 
 #: Sizes whose layout is remembered.
 _MOST_SIZES = 8192
@@ -173,14 +171,15 @@ class QuantMoE(nn.Module):
             for part in (self.shared_gate_up, self.shared_down):
                 part.warm_up(dtype, ms)
         wanted: dict[GemmKind, list[int]] = {}
+        rows = 1 if self.weigh_input else top_k  # choices that share a row
         for choices in buckets(m * top_k for m in ms):
-            products = self._products(dtype, choices, top_k)
+            products = self._products(dtype, choices, rows)
             if products is not None:
                 wanted.setdefault(products.up.gemm, []).append(choices)
         for kind, sizes in wanted.items():
-            products = self._products(dtype, sizes[0], top_k)
+            products = self._products(dtype, sizes[0], rows)
             assert products is not None, "it has kernels for this size"
-            for product, per_row in zip(products, (top_k, 1), strict=True):
+            for product, per_row in zip(products, (rows, 1), strict=True):
                 product.warm_up(sizes, 1)  # rows that are choices already
                 if kind is GemmKind.INDEXED and per_row > 1:
                     product.warm_up([-(-size // per_row) for size in sizes], per_row)
@@ -229,25 +228,31 @@ class QuantMoE(nn.Module):
 
     def _products(self, dtype: torch.dtype, choices: int, top_k: int) -> ExpertProducts | None:
         """The kernels of a call, if both products are kernels."""
-        key = dtype, choices, top_k
+        key = dtype, bucket(choices), top_k
         found = self._chosen.get(key)
-        if found is None or not self._current(dtype, found):
+        if found is not None and self._current(dtype, found):
+            return found
+        known = self._known(dtype)
+        if known and not all(self._current(dtype, products) for products in known):
             self._prepared.pop(dtype, None)
-            pairs = self._pairs(dtype)
-            known = [
-                ExpertProducts(up.kernels, down.kernels)
-                for up, down in pairs.values()
-                if up.kernels is not None and down.kernels is not None
-            ]
-            if not known:
-                return None
-            found = known[0]
-            if len(known) > 1:
-                found = min(known, key=lambda products: products.microseconds(choices, top_k))
-            if len(self._chosen) >= _MOST_SIZES:
-                self._chosen.clear()
-            self._chosen[key] = found
+            known = self._known(dtype)
+        if not known:
+            return None
+        found = known[0]
+        if len(known) > 1:
+            found = min(known, key=lambda products: products.microseconds(choices, top_k))
+        if len(self._chosen) >= _MOST_SIZES:
+            self._chosen.clear()
+        self._chosen[key] = found
         return found
+
+    def _known(self, dtype: torch.dtype) -> list[ExpertProducts]:
+        """The kernels of each layout that both products have kernels for."""
+        return [
+            ExpertProducts(up.kernels, down.kernels)
+            for up, down in self._pairs(dtype).values()
+            if up.kernels is not None and down.kernels is not None
+        ]
 
     def _current(self, dtype: torch.dtype, products: ExpertProducts) -> bool:
         """Whether these are still the parts' kernels: a part that loads a state makes new ones."""
@@ -363,29 +368,6 @@ class QuantMoE(nn.Module):
         where = f" from {self._first}" if self._first else ""
         weighed = ", weigh_input=True" if self.weigh_input else ""
         return f"{self.experts} experts{where}, gating={self.gating}{weighed}"
-
-
-def grouped_matmul(
-    x: torch.Tensor, weight: CanonicalWeight, routes: Routes, **options: Any
-) -> torch.Tensor:
-    """:func:`humming.matmul` of rows that :func:`humming.route` has brought into order.
-
-    Args:
-        x: activations as ``routes.gather()`` gives them.
-        weight: [E, N, K].
-        routes: which expert each row meets.
-        options: of :func:`humming.matmul`: activation, backend, device, ...
-
-    Returns:
-        [M, top_k, N] (indexed), [M * top_k, N] (contiguous) or [E, capacity, N] (masked), in the
-        dtype of x; rows that are nobody's are zero.
-
-    Raises:
-        ConfigError, UnsupportedError: as of :func:`humming.matmul`; other experts than the weight.
-    """
-    if weight.experts != routes.experts:
-        raise ConfigError("routes", f"{routes.experts} experts", f"{weight.experts}, as the weight")
-    return matmul(x, weight, **{ROUTING[routes.layout]: routes.table, **options})
 
 
 def _contiguous(

@@ -44,8 +44,11 @@ _FOLDED = {32: 4, 16: 8}
 _PROMOTED = {16: 24}
 #: Scales of 8 bits per 16 columns are few enough to be loaded ahead, and all of them are.
 _SMALL_SCALES = 130
-#: Of a chunk of 16 bytes that a thread gathers.
-_CHUNK = 13
+#: Of a chunk of 16 bytes that a thread gathers, and with activations of 8 bits.
+_CHUNK, _ORDERED_BYTES = 13, 3
+#: Codes of more than one plane, or floats, decoded to 8 bits: with so many tokens; with rows found
+#: by routing.
+_PLANES, _ROUTED_PLANES = {64: 8}, 21
 
 
 def proposals(
@@ -97,7 +100,13 @@ def estimated_registers(
         registers += (_FOLDED if tuning.folds else _PROMOTED).get(interval, 0)
         if promoted and interval == 16 and layout.scale.bits == 8:
             registers += _SMALL_SCALES
+    code = layer.weight.code
+    converted = code.is_float and layout.target.is_integer
+    if layer.activation.format.bits == 8 and (code.bits in (3, 5, 6, 7) or converted):
+        dense = compute.gemm is GemmKind.DENSE
+        registers += _PLANES.get(tuning.tokens, 0) if dense else _ROUTED_PLANES
     if layout.has_order:
+        registers += _ORDERED_BYTES * (layer.activation.format.bits == 8)
         registers += _CHUNK * (tuning.tile_m * 16 // (128 * tuning.groups_n))
     return registers
 
