@@ -13,7 +13,7 @@ from humming.engine.site import Site
 from humming.engine.workshop import workshop
 from humming.routing import align_spec, aligned_sizes, sort_spec
 
-__all__ = ["Aligner", "Alignment", "SortedChoices", "Sorter", "align_specs", "sort_specs"]
+__all__ = ["Aligner", "Alignment", "SortedChoices", "Sorter", "align_specs"]
 
 #: Arguments of the kernel, in the order of a call.
 _ARGS = ("ids", "slots", "tile_experts", "row_tiles", "choices", "experts")
@@ -140,8 +140,3 @@ class Sorter:
                 launch = self._site.runtime.prepare(handle, kinds, [None] * len(kinds), {}, every)
             self._kernels[wide] = spec, launch
         return self._kernels[wide]
-
-
-def sort_specs(arch: str) -> list[KernelSpec]:
-    """The kernels of a :class:`Sorter`."""
-    return [sort_spec(wide, arch) for wide in (False, True)]

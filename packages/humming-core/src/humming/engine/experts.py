@@ -9,7 +9,7 @@ import torch
 
 from humming.backend import KernelSpec, PreparedLaunch, Problem
 from humming.configs import LayerConfig
-from humming.engine.aligning import SortedChoices, Sorter, sort_specs
+from humming.engine.aligning import SortedChoices, Sorter
 from humming.engine.operand import ROW_BYTES
 from humming.engine.site import Site
 from humming.engine.workshop import workshop
@@ -18,7 +18,7 @@ from humming.expert_kernels import CHUNK, RowMask, combine_spec, gate_spec, gath
 from humming.formats.number import NumberFormat
 from humming.gating import Gating
 
-__all__ = ["ID_DTYPES", "ExpertKernels", "check_experts", "expert_specs"]
+__all__ = ["ID_DTYPES", "ExpertKernels", "check_experts"]
 
 #: What a kernel does, which rows (or ids) it reads, and whether they are whole chunks.
 _Key = tuple[str, RowMask, bool]
@@ -147,23 +147,6 @@ class ExpertKernels:
                 values, every = [None] * len(kinds), range(len(kinds))
                 launch = self._site.runtime.prepare(handle, kinds, values, {}, every)
                 self._kernels[key] = spec, launch
-
-
-def expert_specs(
-    down: LayerConfig, gating: Gating, arch: str, shared: int = 0, *, sorts: bool = True
-) -> list[KernelSpec]:
-    """All kernels around the products of a layer of experts, ids of either width.
-
-    Args:
-        down: the second product.
-        gating: the function between them.
-        arch: target architecture as the compiler spells it.
-        shared: outputs of the function in shared experts; 0 if there are none.
-        sorts: whether some products have sorted rows.
-    """
-    keys = _keys(down, shared, indexed=True, sorts=sorts)
-    specs = [_spec(key, down.output, gating, arch) for key in keys]
-    return specs + (sort_specs(arch) if sorts else [])
 
 
 def _keys(down: LayerConfig, shared: int, *, indexed: bool, sorts: bool) -> list[_Key]:
