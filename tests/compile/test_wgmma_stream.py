@@ -19,7 +19,8 @@ from humming.configs import GemmKind
 from humming.engine.workshop import workshop
 from humming.jit import Binary, compile_many
 from humming_sm90.backend import Sm90Backend
-from humming_sm90.stream_candidates import SHAPES
+from humming_sm90.stream_candidates import EXPERT_SHAPES, SHAPES
+from humming_sm90.stream_kernel import StreamContext
 from humming_sm90.stream_tuning import StreamTuning
 
 pytestmark = pytest.mark.compile
@@ -118,12 +119,16 @@ def test_the_matrix_instruction_is_the_one_that_was_meant(family: int) -> None:
     programs = [workshop().program(spec, "ptx") for spec in specs.values()]
     for tokens, binary in zip(specs, compile_many(programs), strict=True):
         found = set(_MMA.findall(binary.data.decode()))
-        assert found == {f"m64n{tokens}k16.f32.{operand}.{operand}"}
+        assert isinstance(specs[tokens].context, StreamContext)
+        widths = specs[tokens].context.mma_widths
+        assert widths[-1] == tokens
+        assert found == {f"m64n{width}k16.f32.{operand}.{operand}" for width in widths}
 
 
 def test_all_shapes_are_compiled() -> None:
     compiled = [tuning for family in range(len(FAMILIES)) for tuning in some_of(family)]
-    assert {(t.groups_n, t.groups_k, t.tokens) for t in compiled} == {s[:3] for s in SHAPES}
+    shapes = {shape[:3] for shape in (*SHAPES, *EXPERT_SHAPES)}
+    assert {(t.groups_n, t.groups_k, t.tokens) for t in compiled} == shapes
     assert {t.folds for t in compiled} == {False, True}
     assert any(t.splits > 1 for t in compiled)
 

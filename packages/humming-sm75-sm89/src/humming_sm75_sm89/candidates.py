@@ -33,6 +33,13 @@ SHAPES = (
     (1, 1, 8, 64, 1, 1), (2, 1, 4, 64, 1, 1), (4, 1, 2, 64, 2, 1), (2, 1, 2, 64, 2, 2),
     (2, 2, 2, 64, 1, 1), (4, 1, 1, 64, 2, 2),
 )  # fmt: skip
+#: The same for tiles of experts, of which there are many: several CTAs, so that some load while
+#: others start or store.
+EXPERT_SHAPES = (
+    (1, 1, 2, 8, 1, 8), (1, 1, 4, 8, 1, 4), (2, 1, 2, 8, 1, 4), (1, 1, 8, 8, 1, 2),
+    (1, 1, 4, 16, 1, 4), (1, 1, 2, 16, 1, 8), (2, 1, 4, 16, 1, 2), (2, 1, 2, 16, 1, 4),
+    (1, 1, 4, 32, 1, 2),
+)  # fmt: skip
 #: What keeps a row's bits the same in every batch: the teams, and where scales are applied.
 _INVARIANT_TEAMS = 4
 _MOST_STAGES = 4
@@ -44,6 +51,10 @@ _KIND_REGISTERS = {
     GemmKind.GROUPED_CONTIGUOUS: 24,
     GemmKind.GROUPED_MASKED: 24,
 }
+#: How much less is enough for those shapes with up to so many tokens, where sums stay in MMAs:
+#: ptxas 13.5 finds values again that it has no registers for.
+_SPARED_TOKENS = 16
+_SPARED = {GemmKind.INDEXED: 20, GemmKind.GROUPED_CONTIGUOUS: 40, GemmKind.GROUPED_MASKED: 40}
 _SM_REGISTERS = 65536
 #: Shared memory that the system keeps of every CTA.
 _RESERVED_BYTES = 1024
@@ -69,7 +80,8 @@ def _shapes(
     profile: DeviceProfile, layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout
 ) -> Iterator[MmaTuning]:
     """All shapes that there is shared memory for, the one with the fewest registers first."""
-    for n, m, teams, tokens, blocks, ctas in SHAPES:
+    shapes = SHAPES if compute.gemm is GemmKind.DENSE else (*SHAPES, *EXPERT_SHAPES)
+    for n, m, teams, tokens, blocks, ctas in shapes:
         if compute.batch_invariant and teams != _INVARIANT_TEAMS:
             continue
         shape = MmaTuning(
@@ -90,8 +102,11 @@ def _shapes(
 def _folding(
     layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tokens: int
 ) -> tuple[bool, ...]:
-    """Whether scales may go into the operand; with few tokens there are few sums to scale."""
-    many = tokens >= 16 or layout.group < 64
+    """Whether scales may go into the operand; with few tokens there are few sums to scale.
+
+    Kernels of experts are short of registers, and such sums take some.
+    """
+    many = tokens >= 16 or layout.group < 64 or compute.gemm is not GemmKind.DENSE
     worth = can_fold(layer, layout) and many and not compute.batch_invariant
     return (False, True) if worth else (False,)
 
@@ -153,7 +168,11 @@ def _fits(
     tuning: MmaTuning,
 ) -> bool:
     most = min(_MOST_REGISTERS, _SM_REGISTERS // (tuning.threads * tuning.ctas) // 8 * 8)
-    return estimated_registers(profile, layer, compute, layout, tuning) <= most
+    needed = estimated_registers(profile, layer, compute, layout, tuning)
+    several = tuning.ctas > 1 and tuning.tokens <= _SPARED_TOKENS
+    if several and not promotes(layer, layout, tuning):
+        needed -= _SPARED.get(compute.gemm, 0)
+    return needed <= most
 
 
 def _is_asynchronous(profile: DeviceProfile, layout: MmaLayout) -> bool:

@@ -7,16 +7,19 @@ one H200 (2026-11-29); for other devices and numbers they are a guess.
 
 from __future__ import annotations
 
+from math import ceil
+
 from humming.backend import Problem
-from humming.configs import ComputeConfig, GemmKind, LayerConfig
+from humming.configs import ComputeConfig, LayerConfig
 from humming.profiles import DeviceProfile
 from humming.scheduling import Split, ceil_div
 from humming_sm75_sm89.kernel import generation, promotes
-from humming_sm75_sm89.launches import Cut, tile_count
+from humming_sm75_sm89.launches import Cut
 from humming_sm75_sm89.layout import MmaLayout
+from humming_sm75_sm89.spread import spread
 from humming_sm75_sm89.tuning import MmaTuning
 
-__all__ = ["decode_instructions", "expected_tiles", "memory_us", "microseconds"]
+__all__ = ["decode_instructions", "expected_tiles", "expected_waves", "memory_us", "microseconds"]
 
 _SCHEDULERS = 4
 #: Cycles from one instruction of a warp to its next, alone on its scheduler (fitted).
@@ -37,6 +40,8 @@ _L2_BYTES = 40.0
 _LAUNCH_US = 3.3
 #: What is hidden behind something longer, and costs a little all the same.
 _HIDDEN = 0.02
+#: Waves from which on a broken one counts for what it is.
+_MANY_WAVES = 2
 _CLOCK_MHZ, _DRAM_GBPS, _SMS = 1500.0, 500.0, 64
 
 
@@ -53,8 +58,8 @@ def microseconds(  # budget: what a backend is asked about
     clock = (profile.rates.clock_mhz or _CLOCK_MHZ) / 1.1  # what it keeps under load
     tiles = expected_tiles(layer, compute, problem, tuning)
     parts = tuning.partition.splits if tuning.partition.split is Split.SPLIT_K else 1
-    per_sm = min(tuning.ctas, max(ceil_div(tiles * parts, sms), 1))
-    waves = ceil_div(tiles * parts, sms * per_sm)
+    per_sm = min(tuning.ctas, max(ceil(tiles * parts / sms), 1))
+    waves = expected_waves(tiles * parts, sms * per_sm)
     units = ceil_div(ceil_div(ceil_div(layer.k, 128), parts), tuning.warps_k)
     cycles = units * _unit_cycles(profile, layer, layout, tuning, per_sm) + _PER_TILE
     cycles += _PER_PART * (parts - 1)
@@ -120,22 +125,16 @@ def _mma_cycles(profile: DeviceProfile, layer: LayerConfig) -> float:
 
 def expected_tiles(
     layer: LayerConfig, compute: ComputeConfig, problem: Problem, tuning: Cut
-) -> int:
-    """Tiles of a call, rows spread evenly over experts."""
-    if compute.gemm is GemmKind.DENSE:
-        return tile_count(compute.gemm, layer, problem, tuning)
-    touched = _touched(layer, compute, problem)
-    rows = problem.m if compute.gemm is GemmKind.GROUPED_MASKED else ceil_div(problem.m, touched)
-    return touched * ceil_div(rows, tuning.tile_m) * ceil_div(layer.n, tuning.tile_n)
+) -> float:
+    """Tiles of a call."""
+    rows = spread(layer, compute, problem)
+    tiles = sum(experts * ceil_div(count, tuning.tile_m) for experts, count in rows)
+    return tiles * ceil_div(layer.n, tuning.tile_n)
 
 
-def _touched(layer: LayerConfig, compute: ComputeConfig, problem: Problem) -> int:
-    """Experts that have rows."""
-    if compute.gemm is GemmKind.DENSE:
-        return 1
-    if compute.gemm is GemmKind.GROUPED_MASKED:
-        return max(layer.experts, 1)
-    return max(min(layer.experts, problem.m), 1)
+def expected_waves(tiles: float, slots: int) -> float:
+    """How often all CTAs get a tile; the last of many tiles has memory and the SM for itself."""
+    return tiles / slots if tiles > _MANY_WAVES * slots else ceil(tiles / slots)
 
 
 def memory_us(
@@ -146,7 +145,8 @@ def memory_us(
     compute: ComputeConfig,
 ) -> float:
     """Weights and activations from memory once, results back once."""
-    weights = _touched(layer, compute, problem) * layer.n * layer.k
+    touched = sum(experts for experts, _ in spread(layer, compute, problem))
+    weights = touched * layer.n * layer.k
     bits = layer.weight.bits_per_weight(layer.n, layer.k)
     rows = problem.m * (layer.k * layer.activation.format.bits + layer.n * layer.output.bits)
     gbps = profile.rates.dram_gbps or _DRAM_GBPS

@@ -11,10 +11,9 @@ from humming.configs import ComputeConfig, GemmKind, LayerConfig
 from humming.formats.scheme import Zero
 from humming.profiles import DeviceProfile
 from humming_sm75_sm89.folding import can_fold
-from humming_sm75_sm89.kernel import promotes
 from humming_sm75_sm89.launches import splits_of
 from humming_sm75_sm89.layout import MmaLayout
-from humming_sm90.stream_kernel import refuse_stream
+from humming_sm90.stream_kernel import promotes, refuse_stream
 from humming_sm90.stream_tuning import StreamTuning
 
 __all__ = ["SHAPES", "estimated_registers", "proposals"]
@@ -26,18 +25,27 @@ SHAPES = (
     (1, 3, 32, 4), (1, 4, 64, 3), (2, 2, 64, 3), (1, 3, 64, 4), (2, 1, 64, 4), (1, 3, 128, 2),
     (2, 2, 128, 3), (2, 1, 128, 5),
 )  # fmt: skip
+#: The same, and CTAs of an SM, for tiles of experts, of which there are many: some CTAs load while
+#: others start or store, and no team waits for another.
+EXPERT_SHAPES = (
+    (2, 1, 16, 4, 3), (2, 1, 16, 4, 2), (2, 1, 32, 4, 3), (2, 1, 32, 3, 2),
+    (1, 2, 32, 3, 2), (2, 1, 64, 3, 2), (2, 1, 128, 4, 1),
+)  # fmt: skip
 #: With activations of 8 bits more were slower than the wide kernels (28 instead of 32 us).
 _MOST_BYTE_TOKENS = 64
 #: Gathered activations pass through registers, one stage ahead.
 _GATHERED_STAGES = 2
-#: Shared memory of a device whose profile does not say.
-_SOME_SHARED_BYTES = 227 * 1024
+#: Shared memory of a device whose profile does not say, and what the system keeps of every CTA.
+_SOME_SHARED_BYTES, _RESERVED_BYTES = 227 * 1024, 1024
 _SM_REGISTERS, _MOST_REGISTERS = 65536, 255
 #: Registers beside the sums, and what takes more of them: rows that routing finds, the more with
 #: codes of 8 bits; zero points; larger batches, or two units in one; scales per few columns, in
 #: operands or for sums. Fitted, on the safe side, to where ptxas 13.5 spills.
 _REGISTERS = 64
 _ROUTED, _ROUTED_BYTES = 20, 13
+#: With rows that routing finds, MMAs of several widths and several CTAs in an SM; the last is what
+#: less is enough for 16 tokens and activations of 8 bits.
+_WIDTHS, _WIDTHS_ZERO, _WIDTHS_FEW = {"zero": 24, "code": 14, "scales": 24}, 4, 29
 _ZERO_POINT = 8
 _BATCH = {2: 4, 8: 4}
 _FOLDED = {32: 4, 16: 8}
@@ -48,7 +56,7 @@ _SMALL_SCALES = 130
 _CHUNK, _ORDERED_BYTES = 13, 3
 #: Codes of more than one plane, or floats, decoded to 8 bits: with so many tokens; with rows found
 #: by routing.
-_PLANES, _ROUTED_PLANES = {64: 8}, 21
+_PLANES, _ROUTED_PLANES = {32: 4, 64: 8}, 21
 
 
 def proposals(
@@ -65,7 +73,10 @@ def proposals(
     """
     if compute.batch_invariant or refuse_stream(layer, compute, layout):
         return
-    for n, k, tokens, stages in SHAPES:
+    shapes = [(*shape, 1) for shape in SHAPES]
+    if compute.gemm is not GemmKind.DENSE:
+        shapes += EXPERT_SHAPES
+    for n, k, tokens, stages, ctas in shapes:
         if tokens > _MOST_BYTE_TOKENS and layer.activation.format.bits == 8:
             continue
         for folds in (False, True) if can_fold(layer, layout) else (False,):
@@ -74,6 +85,7 @@ def proposals(
                 groups_k=k,
                 tokens=tokens,
                 stages=_GATHERED_STAGES if layout.has_order else stages,
+                ctas=ctas,
                 folds=folds,
             )
             if not _has_registers(layer, compute, layout, shape):
@@ -88,11 +100,12 @@ def estimated_registers(
     layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: StreamTuning
 ) -> int:
     """Registers that a thread can't do without."""
-    promoted = promotes(layer, layout, tuning)
+    promoted = promotes(layer, compute, layout, tuning)
     registers = _REGISTERS + tuning.tokens // 2 * (2 if promoted else 1)
     registers += _BATCH.get(layer.weight.code.bits, 0)
     if compute.gemm is not GemmKind.DENSE:
         registers += _ROUTED + _ROUTED_BYTES * (layer.weight.code.bits == 8)
+        registers += _for_widths(layer, compute, layout, tuning)
     if layer.weight.zero is Zero.INTEGER:
         registers += _ZERO_POINT
     if layout.has_scales:
@@ -111,6 +124,20 @@ def estimated_registers(
     return registers
 
 
+def _for_widths(
+    layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: StreamTuning
+) -> int:
+    if layer.activation.format.bits == 8:
+        indexed = compute.gemm is GemmKind.INDEXED and tuning.folds
+        few = tuning.tokens == 16 and tuning.ctas > 1 and not indexed
+        return _WIDTHS_ZERO * (layer.weight.zero is Zero.INTEGER) - _WIDTHS_FEW * few
+    return (
+        _WIDTHS["zero"] * (layer.weight.zero is Zero.INTEGER)
+        + _WIDTHS["code"] * (layer.weight.code.bits == 8)
+        + _WIDTHS["scales"] * (layout.has_scales and layout.group == 16 and tuning.folds)
+    )
+
+
 def _has_registers(
     layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: StreamTuning
 ) -> bool:
@@ -122,7 +149,8 @@ def _that_fits(
     profile: DeviceProfile, layer: LayerConfig, tuning: StreamTuning
 ) -> StreamTuning | None:
     """With as many of its stages as there is shared memory for; None if there is none for two."""
-    most = profile.limits.smem_block_bytes or _SOME_SHARED_BYTES
+    block = profile.limits.smem_block_bytes or _SOME_SHARED_BYTES
+    most = min(block, (profile.limits.smem_sm_bytes or block) // tuning.ctas - _RESERVED_BYTES)
     table = 4 * (layer.experts + 1) if layer.experts else 0
     for stages in range(tuning.stages, 1, -1):
         fewer = replace(tuning, stages=stages)

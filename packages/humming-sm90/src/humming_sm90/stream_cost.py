@@ -6,15 +6,19 @@ M = 16 to 256 (2026-11-30): 17.0 us for 16, 19.0, 23.2, 32.5 and 53.3 us for 256
 
 from __future__ import annotations
 
+from math import ceil
+
 from humming.backend import Problem
-from humming.configs import ComputeConfig, LayerConfig
+from humming.configs import ComputeConfig, GemmKind, LayerConfig
 from humming.profiles import DeviceProfile
 from humming.scheduling import Split, ceil_div
 from humming_sm75_sm89 import cost
-from humming_sm75_sm89.kernel import promotes
 from humming_sm75_sm89.layout import MmaLayout
+from humming_sm75_sm89.spread import spread
 from humming_sm75_sm89.tuning import MmaTuning
+from humming_sm90.stream_kernel import promotes, widths
 from humming_sm90.stream_tuning import StreamTuning
+from humming_sm90.wide_candidates import decode_instructions
 
 __all__ = ["microseconds", "mma_microseconds"]
 
@@ -38,6 +42,18 @@ _LAUNCH_US, _CLOCK_MHZ, _SMS = 6.2, 1755.0, 132
 #: Of every call, what the model of mma.sync leaves out, by the width of activations. Fitted, so
 #: that for 8 bits mma.sync has up to 16 tokens by weights of 8 bits, and wgmma the rest.
 _MMA_LAUNCH_US = {16: 2.4, 8: 5.5}
+#: mma.sync of 8-bit floats is done by that of f16 on sm_90: with experts, MXFP4 by FP8, 1222 us.
+_BY_HALVES = 1.4
+
+# Of tiles of experts, 256 x (4096 x 7168), 8 choices of a token (H200, 2026-11-30, microseconds; in
+# brackets the model): int4 by bf16 1355 for 512 and 1665 for 1024 tokens (1497, 1815), MXFP4 by
+# FP8 1036 for 64, 1376 for 512 and 1499 for 1024 (1073, 1345, 1504).
+
+#: Instructions of a warp for 16 rows by 128 of K beside those that decode, and cycles for each:
+#: most are of a pipe that takes two.
+_EXPERT_UNIT, _EXPERT_CYCLES = 95.0, 1.45
+#: How much of the shorter of memory and SMs is not hidden.
+_EXPERT_NOT_HIDDEN = 0.08
 
 
 def microseconds(  # budget: what a backend is asked about
@@ -49,13 +65,17 @@ def microseconds(  # budget: what a backend is asked about
     tuning: StreamTuning,
 ) -> float:
     """Estimated time of a call on this device."""
+    if compute.gemm is not GemmKind.DENSE:
+        return _expert_us(profile, layer, compute, layout, problem, tuning)
     sms = profile.limits.sm_count or _SMS
     clock = min(profile.rates.clock_mhz or _CLOCK_MHZ, _CLOCK_MHZ)
-    tiles = cost.expected_tiles(layer, compute, problem, tuning)
+    tiles = ceil(cost.expected_tiles(layer, compute, problem, tuning))
     parts = tuning.partition.splits if tuning.partition.split is Split.SPLIT_K else 1
     waves = ceil_div(tiles * parts, sms * tuning.ctas)
     steps = ceil_div(ceil_div(ceil_div(layer.k, 128), parts), tuning.groups_k)
-    cycles = steps * _step_cycles(layer, layout, tuning) + _PER_TILE + _PER_PART * (parts - 1)
+    cycles = (
+        steps * _step_cycles(layer, compute, layout, tuning) + _PER_TILE + _PER_PART * (parts - 1)
+    )
     compute_us = waves * cycles / clock
     memory = cost.memory_us(profile, layer, layout, problem, compute)
     longer, shorter = max(compute_us, memory), min(compute_us, memory)
@@ -73,10 +93,14 @@ def mma_microseconds(  # budget: what a backend is asked about
 ) -> float:
     """The estimate of humming-sm75-sm89, as a time that can be compared with others."""
     time = cost.microseconds(profile, layer, compute, layout, problem, tuning)
+    if compute.gemm is not GemmKind.DENSE and layout.target.name in ("e4m3fn", "e5m2"):
+        time *= _BY_HALVES
     return time + _MMA_LAUNCH_US.get(layer.activation.format.bits, 0.0)
 
 
-def _step_cycles(layer: LayerConfig, layout: MmaLayout, tuning: StreamTuning) -> float:
+def _step_cycles(
+    layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: StreamTuning
+) -> float:
     """Cycles in which every team of an SM multiplies 128 of K."""
     warpgroups = tuning.groups_n * tuning.groups_k * tuning.ctas
     bits = layer.activation.format.bits
@@ -84,7 +108,7 @@ def _step_cycles(layer: LayerConfig, layout: MmaLayout, tuning: StreamTuning) ->
     instructions = _PER_STEP + 2 * bits * cost.decode_instructions(layout)
     if tuning.folds and layout.group < 64:
         instructions += _FOLD * (128 // layout.group)
-    if promotes(layer, layout, tuning):
+    if promotes(layer, compute, layout, tuning):
         group = 64 if tuning.folds else layout.group or 64
         intervals = 2 * max(1, 64 // group)
         instructions += intervals * tuning.tokens / 2 * _PROMOTE
@@ -92,4 +116,50 @@ def _step_cycles(layer: LayerConfig, layout: MmaLayout, tuning: StreamTuning) ->
     *_, longer, longest = sorted((mma, warpgroups * instructions, fill, _STEP_LATENCY))
     hidden = _NOT_HIDDEN + _NOT_HIDDEN_ALONE / tuning.groups_k**2
     cycles = longest + hidden * longer
-    return _WAITING * cycles if promotes(layer, layout, tuning) else cycles
+    return _WAITING * cycles if promotes(layer, compute, layout, tuning) else cycles
+
+
+def _expert_us(  # budget: what a backend is asked about
+    profile: DeviceProfile,
+    layer: LayerConfig,
+    compute: ComputeConfig,
+    layout: MmaLayout,
+    problem: Problem,
+    tuning: StreamTuning,
+) -> float:
+    """Of the tiles of experts, whose MMAs are as wide as they have rows."""
+    sms = profile.limits.sm_count or _SMS
+    clock = min(profile.rates.clock_mhz or _CLOCK_MHZ, _CLOCK_MHZ)
+    bits = layer.activation.format.bits
+    fixed = _EXPERT_CYCLES * _expert_instructions(layer, compute, layout, tuning)
+    per_token = 64 * 128 * bits / (16 * _PRODUCTS)
+    step = widths(layer, compute, layout, tuning)[0]
+    cycles, tiles = 0.0, 0.0
+    for experts, rows in spread(layer, compute, problem):
+        whole, rest = divmod(rows, tuning.tokens)
+        width = whole * tuning.tokens + ceil_div(rest, step) * step
+        count = whole + (rest > 0)
+        cycles += experts * (count * fixed + width * per_token)
+        tiles += experts * count
+    cycles *= ceil_div(layer.k, 128) * ceil_div(layer.n, 64)
+    tiles *= ceil_div(layer.n, tuning.tile_n)
+    cycles += tiles * _PER_TILE / tuning.ctas
+    slots = sms * tuning.ctas
+    compute_us = cycles / (sms * clock) * cost.expected_waves(tiles, slots) * slots / tiles
+    memory = cost.memory_us(profile, layer, layout, problem, compute)
+    longer, shorter = max(compute_us, memory), min(compute_us, memory)
+    return _LAUNCH_US + longer + _EXPERT_NOT_HIDDEN * shorter
+
+
+def _expert_instructions(
+    layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: StreamTuning
+) -> float:
+    """Of a warp, for 16 rows of weights by 128 of K."""
+    registers = 2 * layer.activation.format.bits
+    instructions = _EXPERT_UNIT + registers * decode_instructions(layout, tuning)
+    if tuning.folds and layout.group < 64:
+        instructions += _FOLD * (128 // layout.group)
+    if promotes(layer, compute, layout, tuning):
+        group = 64 if tuning.folds else layout.group or 64
+        instructions += 2 * max(1, 64 // group) * tuning.tokens / 2 * _PROMOTE
+    return instructions

@@ -13,21 +13,25 @@ from humming_sm75_sm89.kernel import GemmContext, gemm_spec
 from humming_sm75_sm89.layout import MmaLayout
 from humming_sm90.instructions import INSTRUCTIONS, instruction_of
 from humming_sm90.stream_tuning import StreamTuning
+from humming_sm90.wide_kernel import promotes, promotes_all
 
-__all__ = ["StreamContext", "refuse_stream", "stream_spec"]
+__all__ = ["StreamContext", "promotes", "refuse_stream", "stream_spec", "widths"]
 
 _PACKAGE = "humming_sm75_sm89"
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamContext(GemmContext):
-    """Variables of ``stream.cu.j2`` and of ``wgmma_registers.cu.j2``, which is a part of it."""
+    """Variables of ``stream.cu.j2`` and of ``wgmma_group.cu.j2``, which is a part of it."""
 
-    register_instruction: str
-    register_sums: int
-    register_sum: str
-    register_constraint: str
-    register_immediates: str
+    keeps_short_sums: bool
+    mma_types: str
+    mma_k: int
+    mma_immediates: str
+    mma_sum: str
+    mma_constraint: str
+    mma_widths: tuple[int, ...]
+    mma_counts: tuple[int, ...]
 
 
 def refuse_stream(layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout) -> str | None:
@@ -63,12 +67,16 @@ def stream_spec(
         name=spec.name.replace("sm75_sm89.gemm", "sm90.stream", 1),
         template="humming_sm90/stream.cu.j2",
         packages=(_PACKAGE,),
-        context=_context(spec, layer, layout, tuning),
+        context=_context(spec, layer, compute, layout, tuning),
     )
 
 
 def _context(
-    spec: KernelSpec, layer: LayerConfig, layout: MmaLayout, tuning: StreamTuning
+    spec: KernelSpec,
+    layer: LayerConfig,
+    compute: ComputeConfig,
+    layout: MmaLayout,
+    tuning: StreamTuning,
 ) -> StreamContext:
     plain, found = spec.context, instruction_of(layer, layout)
     assert isinstance(plain, GemmContext)
@@ -77,9 +85,26 @@ def _context(
     fields["name"] = spec.name.replace("sm75_sm89.gemm", "sm90.stream", 1)
     return StreamContext(
         **fields,
-        register_instruction=f"m64n{tuning.tokens}k{found.k}.{found.types}",
-        register_sums=tuning.tokens // 2,
-        register_sum=found.sum,
-        register_constraint=found.constraint,
-        register_immediates=found.immediates,
+        keeps_short_sums=not promotes_all(layer, compute, layout),
+        mma_types=found.types,
+        mma_k=found.k,
+        mma_immediates=found.immediates,
+        mma_sum=found.sum,
+        mma_constraint=found.constraint,
+        mma_widths=widths(layer, compute, layout, tuning),
+        mma_counts=(1, 2, 4),
     )
+
+
+def widths(
+    layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: StreamTuning
+) -> tuple[int, ...]:
+    """Tokens that MMAs of a kernel take: up to 4 widths where experts have different numbers.
+
+    One where sums are promoted: of several ways to start such MMAs ptxas 13.5 makes one after the
+    other.
+    """
+    if not layer.experts or promotes(layer, compute, layout, tuning):
+        return (tuning.tokens,)
+    step = max(tuning.tokens // 4, 8)
+    return tuple(range(step, tuning.tokens + 1, step))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import gcd
+from math import ceil, gcd, sqrt
+from statistics import NormalDist
 
 from humming.backend import Problem
 from humming.configs import ComputeConfig, GemmKind, LayerConfig
@@ -14,16 +15,29 @@ from humming.scheduling import ceil_div
 from humming_sm75_sm89.folding import can_fold
 from humming_sm75_sm89.layout import MmaLayout
 from humming_sm75_sm89.tuning import COUNTER_BYTES
-from humming_sm90.wide_kernel import chunk, promotes, refuse_wide, table_bytes, tile_count
+from humming_sm90.stream_tuning import StreamTuning
+from humming_sm90.wide_kernel import (
+    chunk,
+    promotes,
+    refuse_wide,
+    table_bytes,
+    tile_count,
+    width,
+)
 from humming_sm90.wide_tuning import FEWEST_STAGES, SPLIT_TOKENS, TILE_N, WideTuning, step_of
 
-__all__ = ["microseconds", "proposals"]
+__all__ = ["decode_instructions", "microseconds", "proposals"]
 
 #: Tokens of a tile, and the most stages: more were no faster where they were measured.
 _SHAPES = ((256, 5), (128, 8), (64, 8))
+#: Those of experts, which often have a few rows more than the mean: 160 in the place of 128.
+_GROUPED_SHAPES = ((256, 5), (192, 6), (160, 7), (128, 8), (64, 8))
 _SPLITS = (2, 3, 4, 6, 8)
 #: The fewest 128s of K that are worth a CTA of their own.
 _FEWEST_UNITS = 4
+#: What experts have in the place of the mean number of rows, if tokens choose them by chance: so
+#: many standard deviations more.
+_DEVIATIONS = tuple(NormalDist().inv_cdf((i + 0.5) / 16) for i in range(16))
 #: Of a device whose profile does not say.
 _SOME_SHARED_BYTES, _SOME_SMS, _SOME_CLOCK, _SOME_GBPS = 227 * 1024, 132, 1980.0, 3350.0
 
@@ -52,6 +66,9 @@ _PROMOTION_CYCLES, _CONVERSION_CYCLES = 130.0, 140.0
 #: the former for s8 without zero points.
 _TO_HALVES_FROM_FP4 = 3.2
 _TO_FLOAT8, _TO_INTEGER8 = (7.5, 3.5), (0.8, 10.5)
+#: Of tiles of experts, 256 x (4096 x 7168) by 512 and 4096 tokens with 8 choices each: int4 by bf16
+#: 1721 and 3044 us, MXFP4 by FP8 1417 and 2170 (H200, 2026-11-30).
+_GROUPED = 1.35
 #: Bytes per cycle that an SM gets of L2.
 _FILL_BYTES = 45.0
 #: Of a launch; of a CTA's first copies and last stores; of sums of another CTA.
@@ -72,14 +89,18 @@ def proposals(
     """
     if refuse_wide(layer, compute, layout) is not None or compute.batch_invariant:
         return
-    for tokens, most in _SHAPES:
-        if tokens > TILE_N // 2 and 2 * problem.m <= tokens:
-            continue  # half of a tile or more would be empty
+    grouped = compute.gemm is not GemmKind.DENSE
+    for tokens, most in _GROUPED_SHAPES if grouped else _SHAPES:
+        filled = 2 * _mean_rows(layer, compute, problem) / tokens
+        if tokens > TILE_N // 2 and (filled < 1 if grouped else filled <= 1):
+            continue  # half of what is multiplied would be nothing
         for folds in (False, True) if can_fold(layer, layout) else (False,):
             tuning = WideTuning(tokens=tokens, stages=FEWEST_STAGES, folds=folds)
             if not _has_registers(layer, compute, layout, tuning):
                 continue
-            found = _with_stages(profile, layer, compute, layout, replace(tuning, stages=most))
+            fits = grouped and _can_fit(layer, compute, layout, tuning)
+            tuning = replace(tuning, stages=most, fits=fits)
+            found = _with_stages(profile, layer, compute, layout, tuning)
             if found is not None:
                 yield found
                 yield from _split(profile, layer, compute, problem, found)
@@ -89,8 +110,18 @@ def _has_registers(
     layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning
 ) -> bool:
     """Whether there are enough beside totals of so many tokens; as the compilers spill."""
+    if not promotes(layer, compute, layout, tuning):
+        return True
     many = _intervals(layout) > 1 or layout.weight.zero is Zero.FLOAT
-    return not (promotes(layer, compute, layout, tuning) and many and tuning.tokens > TILE_N)
+    whole = tuning.tokens % chunk(layer, compute, layout, tuning) == 0
+    return whole and not (many and tuning.tokens > TILE_N)
+
+
+def _can_fit(
+    layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning
+) -> bool:
+    """Whether a register is left for the number of tokens; as the compilers spill."""
+    return tuning.tokens < 256 or not promotes(layer, compute, layout, tuning)
 
 
 def _with_stages(
@@ -139,36 +170,51 @@ def microseconds(  # budget: what a backend is asked about
     """Estimated time of a call on this device."""
     sms = profile.limits.sm_count or _SOME_SMS
     clock = profile.rates.clock_mhz or _SOME_CLOCK
-    experts, rows = _busy_experts(layer, compute, problem)
-    tiles = experts * ceil_div(rows, tuning.tile_m) * ceil_div(layer.n, TILE_N)
-    waves = ceil_div(tiles * tuning.splits, sms)
+    counts = _rows(layer, compute, problem)
+    every = max(layer.experts, 1) / len(counts)  # experts that have one of these numbers of rows
+    row_tiles, cycles = 0.0, 0.0
+    for rows in filter(None, counts):
+        tiles = ceil_div(rows, tuning.tile_m)
+        tokens = width(layer, compute, layout, tuning, ceil_div(rows, tiles))
+        row_tiles += every * tiles
+        cycles += every * tiles * _step_cycles(layer, compute, layout, tuning, tokens)
+    waves = ceil(row_tiles * ceil_div(layer.n, TILE_N) * tuning.splits / sms)
     steps = 128 // step_of(layout) * ceil_div(ceil_div(layer.k, 128), tuning.splits)
-    cycles = _step_cycles(layer, compute, layout, tuning)
-    compute_us = waves * steps * cycles / clock + _TILE_US
-    moved = experts * layer.n * layer.k * layer.weight.bits_per_weight(layer.n, layer.k)
-    moved += experts * rows * (layer.k * layer.activation.format.bits + layer.n * layer.output.bits)
+    compute_us = waves * steps * cycles / row_tiles / clock + _TILE_US
+    if compute.gemm is not GemmKind.DENSE:
+        compute_us *= _GROUPED
+    busy = every * sum(map(bool, counts))
+    moved = busy * layer.n * layer.k * layer.weight.bits_per_weight(layer.n, layer.k)
+    moved += (
+        every * sum(counts) * (layer.k * layer.activation.format.bits + layer.n * layer.output.bits)
+    )
     memory_us = moved / 8 / ((profile.rates.dram_gbps or _SOME_GBPS) * 0.87e3)
     parts_us = _PART_US * tuning.splits * (tuning.splits > 1)
     return _LAUNCH_US + max(compute_us, memory_us + _TILE_US * (tuning.splits > 1)) + parts_us
 
 
-def _step_cycles(
-    layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning
+def _step_cycles(  # budget: what decides it, and tokens
+    layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning, tokens: int
 ) -> float:
-    """Cycles in which both warpgroups of an SM multiply a step."""
-    mma = tuning.tokens * _MMA_CYCLES[layout.target.name]
+    """Cycles in which both warpgroups of an SM multiply a step by so many tokens."""
+    mma = tokens * _MMA_CYCLES[layout.target.name]
     further = _intervals(layout) - 1
-    decode = _STEP_CYCLES + _DECODE_CYCLES * _instructions(layout, tuning) + _SCALE_CYCLES * further
+    decode = (
+        _STEP_CYCLES
+        + _DECODE_CYCLES * decode_instructions(layout, tuning)
+        + _SCALE_CYCLES * further
+    )
     if promotes(layer, compute, layout, tuning):
-        chunks = tuning.tokens // min(chunk(layer, compute, layout, tuning), 64)
+        chunks = tokens // chunk(layer, compute, layout, tuning)
         mma *= 1 + (layout.weight.zero is Zero.FLOAT)
         promotion = _PROMOTION_CYCLES + _CONVERSION_CYCLES * layout.target.is_integer
         decode += promotion * chunks * (1 + further)
-    fill = tuning.shared_bytes(layout) / tuning.stages / _FILL_BYTES
+    left_out = (tuning.tokens - tokens) * 128
+    fill = (tuning.shared_bytes(layout) / tuning.stages - left_out) / _FILL_BYTES
     return max(mma, decode + _BLOCKED * mma, fill)
 
 
-def _instructions(layout: MmaLayout, tuning: WideTuning) -> float:
+def decode_instructions(layout: MmaLayout, tuning: WideTuning | StreamTuning) -> float:
     """Of a decoder, for each register of weights; see ``decode/`` of core."""
     code = layout.weight.code
     if code == layout.target:
@@ -190,11 +236,18 @@ def _intervals(layout: MmaLayout) -> int:
     return step // gcd(step, layout.group) if layout.has_scales else 1
 
 
-def _busy_experts(layer: LayerConfig, compute: ComputeConfig, problem: Problem) -> tuple[int, int]:
-    """Weights that have rows, and how many each, evenly spread."""
-    if compute.gemm is GemmKind.DENSE:
-        return 1, problem.m
-    if compute.gemm is GemmKind.GROUPED_MASKED:
-        return layer.experts, problem.m
-    experts = max(min(layer.experts, problem.m), 1)
-    return experts, ceil_div(problem.m, experts)
+def _mean_rows(layer: LayerConfig, compute: ComputeConfig, problem: Problem) -> float:
+    """Of an expert. Where they are masked, the largest number that it may have."""
+    if compute.gemm is GemmKind.GROUPED_CONTIGUOUS:
+        return problem.m / max(layer.experts, 1)
+    return problem.m
+
+
+def _rows(layer: LayerConfig, compute: ComputeConfig, problem: Problem) -> list[int]:
+    """Rows of weights: all have as many, or so many each in equal shares of the experts."""
+    mean = _mean_rows(layer, compute, problem)
+    if compute.gemm is not GemmKind.GROUPED_CONTIGUOUS:
+        return [problem.m]
+    deviation = sqrt(mean * (1 - 1 / max(layer.experts, 1)))
+    counts = [max(round(mean + deviation * more), 0) for more in _DEVIATIONS]
+    return counts if any(counts) else [1]

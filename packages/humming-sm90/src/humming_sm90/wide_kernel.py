@@ -18,6 +18,7 @@ from humming_sm75_sm89.folding import can_fold
 from humming_sm75_sm89.layout import MmaLayout
 from humming_sm75_sm89.tuning import COUNTER_BYTES
 from humming_sm90.instructions import INSTRUCTIONS, instruction_of
+from humming_sm90.stream_tuning import StreamTuning
 from humming_sm90.wide_tuning import TILE_N, WideTuning, step_of
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "refuse_wide",
     "tile_count",
     "wide_spec",
+    "width",
+    "widths",
 ]
 
 #: Parameters of the kernel in their order.
@@ -50,11 +53,13 @@ _SOME_SMS = 64
 _ELEMENTS = {"f16": "float16", "bf16": "bfloat16"}
 #: Registers of sums of an interval: of so many tokens there is room for beside the totals.
 _PROMOTED_TOKENS = 64
+#: Up to here tiles are cut to the next 16 tokens, and larger ones to the next 32.
+_FINE_TOKENS = 160
 
 
 @dataclass(frozen=True, kw_only=True)
 class WideContext:
-    """Variables of ``wide.cu.j2`` and of ``wgmma_registers.cu.j2``, which is a part of it."""
+    """Variables of ``wide.cu.j2`` and of ``wgmma_group.cu.j2``, which is a part of it."""
 
     name: str
     weight: NumberFormat
@@ -69,18 +74,19 @@ class WideContext:
     has_row_scales: bool
     has_channel: bool
     has_bias: bool
-    chunk: int
     tile_n: int
     tuning: WideTuning
     counter_bytes: int
     raster_axis: Axis
     threads: int
     shared_bytes: int
-    register_instruction: str
-    register_sums: int
-    register_sum: str
-    register_constraint: str
-    register_immediates: str
+    mma_types: str
+    mma_k: int
+    mma_immediates: str
+    mma_sum: str
+    mma_constraint: str
+    mma_widths: tuple[int, ...]
+    mma_counts: tuple[int, ...]
 
 
 def refuse_wide(layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout) -> str | None:
@@ -111,7 +117,10 @@ def promotes_all(layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout) 
 
 
 def promotes(
-    layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning
+    layer: LayerConfig,
+    compute: ComputeConfig,
+    layout: MmaLayout,
+    tuning: WideTuning | StreamTuning,
 ) -> bool:
     """Whether sums of an interval are brought to f32 before the next; as ``Plan::kPromotes``."""
     scaled = layout.has_scales and not tuning.folds
@@ -124,6 +133,32 @@ def chunk(layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning:
     if not promotes(layer, compute, layout, tuning):
         return tuning.tokens
     return min(tuning.tokens, _PROMOTED_TOKENS)
+
+
+def widths(
+    layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning
+) -> tuple[int, ...]:
+    """Tokens that an MMA may take, ascending: the last is a chunk.
+
+    Where it takes a whole tile there are several, if the tuning fits. Rows that make more than one
+    tile fill more than half of each, so that there are none for less. Each adds to the time that
+    the kernel takes to compile.
+    """
+    whole = chunk(layer, compute, layout, tuning)
+    if not tuning.fits or promotes(layer, compute, layout, tuning):
+        return (whole,)
+    return tuple(range(whole // 2, whole + 1, 16 if whole <= _FINE_TOKENS else 32))
+
+
+def width(  # budget: what decides it, and rows
+    layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning, rows: int
+) -> int:
+    """Tokens that are multiplied for a tile of so many rows."""
+    if not tuning.fits:
+        return tuning.tokens
+    found = widths(layer, compute, layout, tuning)
+    whole = (rows - 1) // found[-1] * found[-1]
+    return whole + next(one for one in found if one >= rows - whole)
 
 
 def wide_spec(
@@ -169,6 +204,9 @@ def _check(
     if most is not None and needed > most:
         allowed = f"at most {most} bytes of shared memory, which is what {profile.title} has"
         raise ConfigError("tuning", f"{tuning}, which needs {needed}", allowed)
+    if tuning.tokens % chunk(layer, compute, layout, tuning):
+        allowed = f"a multiple of {_PROMOTED_TOKENS} where sums of so many tokens are scaled"
+        raise ConfigError("tokens", tuning.tokens, allowed)
     if tuning.folds and not can_fold(layer, layout):
         raise ConfigError("folds", True, f"False for {layer}: its scales don't fit into operands")
 
@@ -176,7 +214,7 @@ def _check(
 def _context(
     layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning
 ) -> WideContext:
-    whole, tokens = layout.grid.k128, chunk(layer, compute, layout, tuning)
+    whole = layout.grid.k128
     instruction = instruction_of(layer, layout)
     assert instruction is not None, "_check() refused it"
     return WideContext(
@@ -193,18 +231,19 @@ def _context(
         has_row_scales=layer.activation.is_quantized,
         has_channel=layout.has_channel,
         has_bias=layout.has_bias,
-        chunk=tokens,
         tile_n=TILE_N,
         tuning=tuning,
         counter_bytes=COUNTER_BYTES,
         raster_axis=Axis.ROWS,
         threads=tuning.threads,
         shared_bytes=tuning.shared_bytes(layout),
-        register_instruction=f"m64n{tokens}k{instruction.k}.{instruction.types}",
-        register_sums=tokens // 2,
-        register_sum=instruction.sum,
-        register_constraint=instruction.constraint,
-        register_immediates=instruction.immediates,
+        mma_types=instruction.types,
+        mma_k=instruction.k,
+        mma_immediates=instruction.immediates,
+        mma_sum=instruction.sum,
+        mma_constraint=instruction.constraint,
+        mma_widths=widths(layer, compute, layout, tuning),
+        mma_counts=(1, 2, 4) if promotes(layer, compute, layout, tuning) else (4,),
     )
 
 
@@ -223,7 +262,7 @@ def _x_map(
             element=_ELEMENTS.get(layer.activation.format.name, "uint8"),
             dims=(layer.k, prod(shape[:-1])),
             strides=(stride,),
-            box=(step_of(layout), tuning.tokens),
+            box=(step_of(layout), tuning.box),
             swizzle="b128",
             l2_bytes=256,
         )

@@ -15,7 +15,7 @@ __all__ = ["FEWEST_STAGES", "SPLIT_TOKENS", "TILE_N", "WideTuning", "step_of"]
 
 #: Rows of weights of a tile: two panels.
 TILE_N = 128
-_TOKENS = (64, 128, 256)
+_TOKENS = (64, 128, 160, 192, 256)
 _WARPGROUPS = 3
 #: The most tokens of a tile whose sums there are registers to add parts to.
 SPLIT_TOKENS = 128
@@ -23,6 +23,8 @@ SPLIT_TOKENS = 128
 FEWEST_STAGES = 3
 _MOST_STAGES = 16
 _RESULT_BYTES, _FLAG_BYTES = 2 * 8192, 16
+#: Tokens of a copy of a part of a tile; twin of ``Plan::kBox``.
+_BOX = 32
 
 
 def step_of(layout: MmaLayout) -> int:
@@ -35,7 +37,9 @@ class WideTuning(TuningConfig):
     """A CTA computes 128 rows of weights by `tokens` tokens at a time.
 
     Attributes:
-        tokens: of a tile: 64, 128 or 256.
+        tokens: of a tile: 64, 128, 160, 192 or 256.
+        fits: where there are fewer rows for a tile, fewer tokens are copied and multiplied, and the
+            tiles of an expert have as many rows each. There are more instructions to compile.
         stages: of the ring, each of 128 bytes of K.
         folds: scales are multiplied into bf16 operands, at the price of one rounding to bf16, and
             not into f32 sums of a group.
@@ -44,6 +48,7 @@ class WideTuning(TuningConfig):
     """
 
     tokens: int = 256
+    fits: bool = False
     stages: int = 4
     folds: bool = False
     splits: int = 1
@@ -51,7 +56,7 @@ class WideTuning(TuningConfig):
 
     def __post_init__(self) -> None:
         if self.tokens not in _TOKENS:
-            raise ConfigError("tokens", self.tokens, "64, 128 or 256")
+            raise ConfigError("tokens", self.tokens, "64, 128, 160, 192 or 256")
         if not FEWEST_STAGES <= self.stages <= _MOST_STAGES:
             raise ConfigError("stages", self.stages, f"{FEWEST_STAGES} to {_MOST_STAGES}")
         for name in ("splits", "raster"):
@@ -61,7 +66,8 @@ class WideTuning(TuningConfig):
             raise ConfigError("splits", self.splits, f"1 for tiles of {self.tokens} tokens")
 
     def __str__(self) -> str:
-        tile = f"wide {TILE_N}x{self.tokens}, {self.stages} stages"
+        fitting = " or less" * self.fits
+        tile = f"wide {TILE_N}x{self.tokens}{fitting}, {self.stages} stages"
         return f"{tile}, {self.partition}, bands of {self.raster}" + ", folded" * self.folds
 
     @property
@@ -90,6 +96,11 @@ class WideTuning(TuningConfig):
     def tile_m(self) -> int:
         """Tokens of a tile."""
         return self.tokens
+
+    @property
+    def box(self) -> int:
+        """Tokens that a copy brings."""
+        return _BOX if self.fits else self.tokens
 
     def shared_bytes(self, layout: MmaLayout) -> int:
         """Dynamic shared memory without the table of experts; twin of ``Plan::kSharedBytes``."""

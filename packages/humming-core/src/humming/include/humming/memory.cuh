@@ -12,6 +12,12 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }
 
+/// Makes compilers keep a value in a register. Else they find it again for every stage, to have
+/// registers that they don't need.
+__device__ __forceinline__ void keep(u32& value) { asm volatile("" : "+r"(value)); }
+__device__ __forceinline__ void keep(u8 const*& value) { asm volatile("" : "+l"(value)); }
+__device__ __forceinline__ void keep(i64& value) { asm volatile("" : "+l"(value)); }
+
 /// ld.global.v4.u32; the address is a multiple of 16.
 __device__ __forceinline__ void load_128(u32* to, const void* from) {
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"

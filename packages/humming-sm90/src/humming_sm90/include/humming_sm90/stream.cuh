@@ -10,19 +10,15 @@
 
 namespace humming::sm90 {
 
-/// What the skeleton wants to know of an MMA. `Instruction` is one of templates/wgmma_registers.cu.j2.
-template <class Number, class Instruction>
-struct StreamMma {
+/// What the skeleton wants to know of an MMA. `Group` is that of templates/wgmma_group.cu.j2: sums of 8
+/// tokens after one another, as fragments.
+template <class Group>
+struct StreamMma : Group {
+  using Sum = typename Group::Number;
   struct Sums {
-    Number c[4];
+    Sum c[4];
   };
-  static __device__ __forceinline__ float value(Number sum) { return static_cast<float>(sum); }
-
-  /// Sums of a warpgroup: those of 8 tokens after one another, as fragments.
-  using All = Number[Instruction::kTokens / 2];
-  static __device__ __forceinline__ void multiply(All& sums, u32 const (&a)[4], u64 b, bool adds) {
-    Instruction::multiply(sums, a, b, adds);
-  }
+  static __device__ __forceinline__ float value(Sum sum) { return static_cast<float>(sum); }
 };
 
 /// The word of a descriptor of swizzled rows that has their address; sixteens of bytes may be added.
@@ -36,16 +32,22 @@ __device__ __forceinline__ u64 swizzled_rows_of(u32 word) {
 }
 
 /// Multiplies blocks by halves of stages; sums are in registers of the tensor cores until `finish`.
+/// MMAs are as wide as the tile has rows.
 template <class P>
 class StreamMultiplier {
   using S = Sizes<P>;
   using Mma = typename P::Mma;
-  using All = typename Mma::All;
   static constexpr int kSums = 4 * S::kTokenTiles;
+  using All = typename Mma::Sum[kSums];
   static constexpr bool kFloatZeros = P::kZero == Zero::kFloat;
   static_assert(P::kActivationGroup == 0, "StreamMultiplier: tokens with scales per group");
 
  public:
+  /// count: rows of the tile.
+  __device__ __forceinline__ explicit StreamMultiplier(int count)
+      // Of one lane, so that compilers know that it is the same in all.
+      : count_(__shfl_sync(0xffffffffu, count, 0)) {}
+
   /// Sums become 0.
   __device__ __forceinline__ void clear() {
 #pragma unroll
@@ -92,16 +94,11 @@ class StreamMultiplier {
  private:
   /// Multiplies steps from `first` on; those of an operand in 128 bytes of a row are 32 bytes apart.
   template <int kSteps>
-  static __device__ __forceinline__ void start(All& sums, u32 const (&a)[kSteps][4], int half,
-                                               int first, u32 stage, bool adds) {
-    wgmma_fence();
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) {
-      int const from = (half * S::kSteps + first + i) * 32;
-      u32 const b = (from / kRowBytes * (S::kTileM * kRowBytes) + from % kRowBytes) / 16;
-      Mma::multiply(sums, a[i], swizzled_rows_of(stage + b), adds || i > 0);
-    }
-    wgmma_commit_group();
+  __device__ __forceinline__ void start(All& sums, u32 const (&a)[kSteps][4], int half, int first,
+                                        u32 stage, bool adds) const {
+    int const from = (half * S::kSteps + first) * 32;
+    u32 const b = (from / kRowBytes * (S::kTileM * kRowBytes) + from % kRowBytes) / 16;
+    Mma::template start<kSteps>(sums, a, swizzled_rows_of(stage + b), adds, count_);
   }
 
   /// Scales are applied in f32 to the sums of an interval.
@@ -142,6 +139,7 @@ class StreamMultiplier {
     }
   }
 
+  int count_;
   All sums_;
   Chosen<S::kPromotes, float[kSums], Nothing> promoted_;
 };
@@ -156,14 +154,14 @@ struct StreamMainloop {
     static constexpr int kUnits = kBits <= 2 ? 2 : 1;
     Block<P> blocks[kUnits][2];
 
-    /// Requests the units of a team from `unit` on; past the last, that one again.
-    __device__ __forceinline__ void load(Panel<P> const& panel, int unit, int last, u32 nothing) {
+    /// Requests the units of a team at `place`, which goes on; past the last, that one again.
+    __device__ __forceinline__ void load(Panel<P> const& panel, UnitPlace<P>& place, int last,
+                                         u32 nothing) {
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) {
-        int const next = unit + i * P::kWarpsK, number = next < last ? next : last;
-        u8 const* const from = panel.unit(number);
-        panel.load(blocks[i][0], 0, from, number, nothing);
-        panel.load(blocks[i][1], 1, from, number, nothing);
+        panel.load(blocks[i][0], 0, place, nothing);
+        panel.load(blocks[i][1], 1, place, nothing);
+        if (place.unit < last) panel.advance(place);
       }
     }
 
@@ -190,7 +188,7 @@ struct StreamMainloop {
     u32 const base = shared + warp.team * (TeamRing::kStages * S::kStageBytes);
     u32 const described = rows_word(base);
     TeamRing ring(Source<P>(args, rows, expert, warp.thread), base, first, units);
-    StreamMultiplier<P> multiply_half;
+    StreamMultiplier<P> multiply_half(rows.count);
     u32 const never = static_cast<u32>(args.n) >> 31;  // 0, which compilers don't know
     int const last = first + (units - 1) * P::kWarpsK;
     int stage = 0;
@@ -205,6 +203,7 @@ struct StreamMainloop {
       return x;
     };
     int unit = first;
+    UnitPlace<P> place = panel.place(first);
     auto const consume = [&](Batch<P>& batch) {
 #pragma unroll
       for (int i = 0; i < Batch<P>::kUnits; ++i) {
@@ -215,7 +214,7 @@ struct StreamMainloop {
         for (int half = 0; half < 2; ++half) {
           Block<P>& block = batch.blocks[i][half];
           if constexpr (!BlockScales<P>::kAhead)
-            panel.load_rows(block.rows, unit * kUnitK + half * kBlock);
+            panel.load_rows(block.rows, unit, half);
           if (P::kStageBlocks == 1 && half == 1) x = advance();
           multiply_half(block, half % P::kStageBlocks, x);
         }
@@ -225,10 +224,10 @@ struct StreamMainloop {
     auto const load = [&](Batch<P>& batch, u32 nothing) {
       // Codes that need no decoding are operands themselves.
       if constexpr (is_same<typename P::Weight, typename P::Target>) multiply_half.wait();
-      batch.load(panel, unit + Batch<P>::kUnits * P::kWarpsK, last, nothing);
+      batch.load(panel, place, last, nothing);
     };
     Batch<P> even, odd;
-    even.load(panel, first, last, 0);
+    even.load(panel, place, last, 0);
     __syncwarp();  // ptxas would put off these loads until the ring's copies are under way
     ring.prefetch();
     multiply_half.clear();

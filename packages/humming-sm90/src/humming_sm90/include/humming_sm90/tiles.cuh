@@ -11,13 +11,15 @@ struct Tile {
   int count;    // rows that there are, at most those of a tile
 };
 
-/// The tiles of a launch, of `kTokens` rows of x. Producers and consumers walk through them side by
-/// side.
-template <class P, int kTokens = kTileM, class Args = Arguments>
+/// The tiles of a launch, of at most `kTokens` rows of x. Producers and consumers walk through them
+/// side by side. If `kEven` is not 0, the tiles of an expert have as many rows each, but that they
+/// are a multiple of kEven in all but the last; there are no more tiles than otherwise.
+template <class P, int kTokens = kTileM, class Args = Arguments, int kEven = 0>
 class Tiles {
   static constexpr bool kMasked = P::kKind == GemmKind::kGroupedMasked;
   static constexpr bool kGrouped = kMasked || P::kKind == GemmKind::kGroupedContiguous;
   static_assert(kGrouped || P::kKind == GemmKind::kDense, "Tiles: no such kind of GEMM here");
+  static_assert(kEven == 0 || kTokens % kEven == 0, "Tiles: some would be empty");
 
  public:
   /// Every thread calls it. prefix: [experts + 1] in shared memory, if rows are grouped.
@@ -50,16 +52,29 @@ class Tiles {
       int const before = prefix_[expert], rows = prefix_[expert + 1] - before;
       Place const place =
           place_in_group(P::kRaster, expert, number - before * columns_, rows, columns_);
-      RowRange const range = tile_rows(groups()(expert), place.row, kTokens);
+      RowRange const group = groups()(expert);
+      int const each = rows_of_each(group.end - group.begin, rows);
+      RowRange const range = tile_rows(group, place.row, each);
       return {expert, place.column, range.begin, int(range.end - range.begin)};
     } else {
       Place const place = place_in_group(P::kRaster, 0, number, rows_, columns_);
-      Index const first = Index(place.row) * kTokens;
-      return {0, place.column, first, int(smaller(kTokens, args_.m - first))};
+      int const each = rows_of_each(args_.m, rows_);
+      Index const first = Index(place.row) * each;
+      return {0, place.column, first, int(smaller(each, args_.m - first))};
     }
   }
 
  private:
+  /// Of the tiles that `rows` are spread over; the last may have fewer.
+  static __device__ __forceinline__ int rows_of_each(Index rows, int tiles) {
+    if constexpr (kEven == 0) {
+      return kTokens;
+    } else {
+      u32 const all = kEven * tiles;
+      return int((u32(rows) + all - 1) / all * kEven);
+    }
+  }
+
   __device__ __forceinline__ auto groups() const {
     if constexpr (kMasked) {
       return MaskedRows<i32>{args_.groups, args_.m};

@@ -74,12 +74,6 @@ struct Chunks {
   }
 };
 
-/// Makes compilers keep a value in a register. Else they find it again for every stage, to have
-/// registers that they don't need.
-__device__ __forceinline__ void keep(u32& value) { asm volatile("" : "+r"(value)); }
-__device__ __forceinline__ void keep(u8 const*& value) { asm volatile("" : "+l"(value)); }
-__device__ __forceinline__ void keep(i64& value) { asm volatile("" : "+l"(value)); }
-
 /// What a thread copies: the same column of every kRowsApart-th row.
 template <class P>
 class Source {

@@ -86,10 +86,17 @@ __device__ __forceinline__ void gemm(GemmArguments const& args) {
       Schedule const schedule = make();
       if (i >= schedule.item_count(int(blockIdx.x))) break;
       WorkItem const item = schedule.item(int(blockIdx.x), i);
-      auto const tile = tiles.tile(item.tile);
+      auto tile = tiles.tile(item.tile);
       if constexpr (P::kKind == GemmKind::kIndexed) {
         if (tile.expert < 0) continue;
-        __syncthreads();
+        if constexpr (P::kWidths == 1) {
+          __syncthreads();
+        } else {
+          // An expert's rows come first, then what pads its last tile.
+          static_assert(S::kTileM <= S::kThreads, "gemm: a thread has at most one row");
+          int const row = threadIdx.x;
+          tile.count = __syncthreads_count(row < S::kTileM && sources[row] >= 0);
+        }
       }
       multiply_item<P>(args, make, item, tile, shared);
       __syncthreads();

@@ -119,7 +119,7 @@ struct DirectMultiplier {
   __device__ __forceinline__ void operator()(Block<P>& block, int half, int of_stage, int unit,
                                              u32 stage) const {
     if constexpr (!BlockScales<P>::kAhead)
-      panel.load_rows(block.rows, unit * kUnitK + half * kBlock);
+      panel.load_rows(block.rows, unit, half);
     typename X::Registers x[2];
     operands.load(x[0], of_stage, 0, stage);
 #pragma unroll
@@ -173,7 +173,7 @@ struct PromotingMultiplier {
   __device__ __forceinline__ void operator()(Block<P>& block, int half, int of_stage, int unit,
                                              u32 stage) const {
     int const k = unit * kUnitK + half * kBlock;
-    if constexpr (!BlockScales<P>::kAhead) panel.load_rows(block.rows, k);
+    if constexpr (!BlockScales<P>::kAhead) panel.load_rows(block.rows, unit, half);
     typename X::Registers x;
     operands.load(x, of_stage, 0, stage);
 #pragma unroll
@@ -291,8 +291,8 @@ struct WarpMainloop {
     u32 const never = static_cast<u32>(args.n) >> 31;  // 0, which compilers don't know
 
     Block<P> even, odd;
-    u8 const* from = panel.unit(first);
-    panel.load(even, 0, from, first, 0);
+    UnitPlace<P> place = panel.place(first);
+    panel.load(even, 0, place, 0);
     __syncwarp();  // ptxas would put off these loads until the ring's copies are under way
     ring.prefetch();
     totals = {};  // not earlier: memory is waiting for its requests
@@ -312,12 +312,12 @@ struct WarpMainloop {
     for (int i = 0, unit = first; i < units; ++i, unit += P::kWarpsK) {
       u32 x = advance();
       panel.share_rows(even, odd);
-      panel.load(odd, 1, from, unit, even.codes[kLast] & never);
+      panel.load(odd, 1, place, even.codes[kLast] & never);
       multiply_half(even, 0, 0, unit, x);
       if constexpr (P::kStageBlocks == 1) x = advance();
       if (i + 1 < units) {
-        from = panel.unit(unit + P::kWarpsK);
-        panel.load(even, 0, from, unit + P::kWarpsK, odd.codes[kLast] & never);
+        panel.advance(place);
+        panel.load(even, 0, place, odd.codes[kLast] & never);
       }
       multiply_half(odd, 1, P::kStageBlocks - 1, unit, x);
     }

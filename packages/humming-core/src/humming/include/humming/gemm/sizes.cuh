@@ -17,10 +17,12 @@
 //   kZero, kGroup, kZeroGroup, kActivationGroup zero points, and K per scale; 0: none
 //   kFolds                                      scales are multiplied into the operand (one more
 //                                               rounding) and not into sums of a group
+//   kKeepsShortSums                             sums of 8-bit floats do for the result as they are
 //   kHasOrder, kHasChannel, kHasBias, kHasRowScales   which arguments are given
 //   kKind, kPartition, kRaster                  rows of x to weights; K and tiles to CTAs
 //   kWarpTiles                                  tiles of 16 rows of a warp: 4, so all of a block, or 1 where
 //                                               the warps of a warpgroup share it
+//   kWidths                                     1, or into how many steps the tokens of MMAs are cut
 //   kWarpsN, kWarpsM, kWarpsK, kTokens          the work of a warp, and how warps share a tile
 //   Mainloop                                    what multiplies a tile; see mainloop.cuh
 //   kStages, kStageBlocks                       the ring of activations, and K of a stage in blocks
@@ -122,8 +124,8 @@ struct Sizes {
 
   /// Sums of 8-bit floats and in f16 are short of bits: add them up in f32, block by block.
   static constexpr bool kShortSums =
-      is_small_float<typename P::Target> || !(is_same<typename P::Accumulator, float> ||
-                                              is_same<typename P::Accumulator, i32>);
+      (is_small_float<typename P::Target> && !P::kKeepsShortSums) ||
+      !(is_same<typename P::Accumulator, float> || is_same<typename P::Accumulator, i32>);
   static constexpr bool kScalesSums = P::kGroup != 0 && !P::kFolds;
   static constexpr bool kPromotes =
       kShortSums || kScalesSums || P::kActivationGroup != 0 || P::kZero == Zero::kFloat;

@@ -18,7 +18,9 @@ __device__ __forceinline__ void consume(Arguments const& args, Items<P> const& i
     // Without a panel of its own a warpgroup multiplies the other's, and stores nothing.
     bool const own = int(place.group) < pair.count;
     Totals<P> totals;
-    Multiplier<P> multiplier(shared, place, own ? place.group : 0, ring, totals);
+    // The same register in all threads, so that they are known to take the same way.
+    int const tokens = __shfl_sync(0xffffffffu, item.tile.count, 0);
+    Multiplier<P> multiplier(shared, place, own ? place.group : 0, tokens, ring, totals);
     int const steps = item.end - item.begin;
     if constexpr (Plan<P>::kPromotes) {
       multiplier.promoting(steps);

@@ -9,14 +9,14 @@
 
 namespace humming::sm90::wide {
 
-/// The sums of a warpgroup's part of a tile.
+/// The sums of a warpgroup's part of a tile; zeros where it has no tokens.
 template <class P>
 struct Totals {
   typename Plan<P>::Total c[Plan<P>::kChunks][Plan<P>::kChunkSums];
 
   /// Sum `i` of the 8 tokens number `eight`.
   __device__ __forceinline__ float value(int eight, int i) const {
-    constexpr int kEights = P::kChunk / 8;
+    constexpr int kEights = Plan<P>::kChunk / 8;
     return float(c[eight / kEights][eight % kEights * 4 + i]);
   }
 };
@@ -28,28 +28,25 @@ class Multiplier {
   using Number = typename L::Number;
 
  public:
+  /// tokens: that the tile has.
   __device__ __forceinline__ Multiplier(Shared<P> const& shared, Consumer const& place, u32 panel,
-                                        Ring<P::kStages>& ring, Totals<P>& totals)
+                                        int tokens, Ring<P::kStages>& ring, Totals<P>& totals)
       : shared_(shared),
         place_(place),
         weights_(shared, panel, place.warp % 4, place.lane),
+        tokens_(P::kFits ? tokens : P::kTokens),
         ring_(ring),
         totals_(totals) {}
 
   /// Sums of all of K stay in the MMA. The weights of a step are decoded while the MMAs of the one
   /// before are under way, into other registers; a stage is released when they are done.
   __device__ __forceinline__ void direct(int steps) {
+    if constexpr (P::kFits) clear();
     Operands even, odd;
-    int const pairs = L::kHalves ? steps : steps / 2 * 2;
-    for (int step = 0; step < pairs; step += 2) {
+    for (int step = 0; step < steps; step += 2) {
       direct_step(even, step > 0);
+      if (!L::kHalves && step + 1 == steps) break;
       direct_step(odd, true);
-    }
-    if (pairs < steps) {
-      // Where paths meet with MMAs under way, ptxas may make all of them wait for one another.
-      wgmma_wait_group<0>();
-      after_wait(totals_.c[0]);
-      direct_step(even, pairs > 0);
     }
     finish();
   }
@@ -57,10 +54,7 @@ class Multiplier {
   /// Sums of an interval are scaled and added to totals before the next. The weights of a step are
   /// decoded while MMAs of the one before are under way.
   __device__ __forceinline__ void promoting(int steps) {
-#pragma unroll
-    for (int chunk = 0; chunk < L::kChunks; ++chunk)
-#pragma unroll
-      for (int i = 0; i < L::kChunkSums; ++i) totals_.c[chunk][i] = 0.0f;
+    clear();
     Operands even, odd;
     RowNumbers<P> even_rows = read(even), odd_rows;
     for (int step = 0; step < steps; step += 2) {
@@ -76,6 +70,13 @@ class Multiplier {
   }
 
  private:
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int chunk = 0; chunk < L::kChunks; ++chunk)
+#pragma unroll
+      for (int i = 0; i < L::kChunkSums; ++i) totals_.c[chunk][i] = 0;
+  }
+
   /// Waits for the stage that the ring is at.
   __device__ __forceinline__ void load(RawWeights<P>& raw) const {
     mbarrier_wait(shared_.full(ring_.stage), ring_.parity);
@@ -97,12 +98,6 @@ class Multiplier {
     if (has_read && place_.lane == 0) mbarrier_arrive(shared_.empty(stage));
   }
 
-  /// Starts MMA number `mma` of a step for a chunk.
-  static __device__ __forceinline__ void start(Number (&sums)[L::kChunkSums], u32 const (&a)[4],
-                                               u64 x, int chunk, int mma, u32 adds) {
-    P::Mma::multiply(sums, a, x + chunk * (P::kChunk * kRowStep) + mma * kMmaStep, adds);
-  }
-
   /// Waits for all MMAs of a tile.
   __device__ __forceinline__ void finish() {
     wgmma_wait_group<0>();
@@ -115,11 +110,7 @@ class Multiplier {
     u32 const stage = ring_.stage;
     read(a);
     u64 const x = swizzled_rows(shared_.x(stage));
-    wgmma_fence();
-#pragma unroll
-    for (int mma = 0; mma < kStepMmas; ++mma)
-      start(totals_.c[0], a[mma], x, 0, mma, adds || mma > 0);
-    wgmma_commit_group();
+    P::Mma::template start<kStepMmas>(totals_.c[0], a, x, adds, tokens_);
     wgmma_wait_group<1>();
     release(before_, adds);
     before_ = stage;
@@ -137,19 +128,28 @@ class Multiplier {
   using Sums = Number[L::kChunkSums];
   using XSums = Number[L::kFloatZeros ? L::kChunkSums : 1];
 
-  /// Starts MMAs of a step, `first` and those that follow.
-  static __device__ __forceinline__ void start_some(Sums& sums, XSums& x_sums, Operands const& a,
-                                                    u64 x, int chunk, int first, int count,
-                                                    bool adds) {
-    constexpr u32 kOnes = ones<typename P::Target>();
-    u32 const one[4] = {kOnes, kOnes, kOnes, kOnes};
-    wgmma_fence();
+  /// Groups of MMAs that start_some() starts for a whole step.
+  static constexpr int kGroups = L::kFloatZeros ? 2 * kStepMmas : 1;
+
+  /// Starts kCount MMAs of a step for a chunk, from number `first` on.
+  template <int kCount>
+  __device__ __forceinline__ void start_some(Sums& sums, XSums& x_sums, Operands const& a, u64 x,
+                                             int chunk, int first, bool adds) const {
+    u64 const from = x + chunk * (L::kChunk * kRowStep) + first * kMmaStep;
+    int const tokens = tokens_ - chunk * L::kChunk;
+    if constexpr (L::kFloatZeros) {
+      // By turns: groups of several would want more registers for operands at a time.
+      constexpr u32 kOnes = ones<typename P::Target>();
+      u32 const one[1][4] = {{kOnes, kOnes, kOnes, kOnes}};
 #pragma unroll
-    for (int i = 0; i < count; ++i) {
-      start(sums, a[first + i], x, chunk, first + i, adds || i > 0);
-      if constexpr (L::kFloatZeros) start(x_sums, one, x, chunk, first + i, adds || i > 0);
+      for (int i = 0; i < kCount; ++i) {
+        u64 const of_mma = from + i * kMmaStep;
+        P::Mma::template start<1>(sums, a + first + i, of_mma, adds || i > 0, tokens);
+        P::Mma::template start<1>(x_sums, one, of_mma, adds || i > 0, tokens);
+      }
+    } else {
+      P::Mma::template start<kCount>(sums, a + first, from, adds, tokens);
     }
-    wgmma_commit_group();
   }
 
   /// Waits for the sums of an interval.
@@ -159,25 +159,33 @@ class Multiplier {
     if constexpr (L::kFloatZeros) after_wait(x_sums);
   }
 
-  /// Intervals of a step, or a part of it.
+  /// Whether the tile has tokens of this chunk; it always has some of the first.
+  __device__ __forceinline__ bool has(int chunk) const {
+    return !P::kFits || chunk == 0 || chunk * L::kChunk < tokens_;
+  }
+
+  /// Intervals of a step, or a part of it. The first chunk, which is always there, comes last: behind
+  /// its MMAs the next step is decoded.
   __device__ __forceinline__ void promote_step(Operands const& a, Operands& next,
                                                RowNumbers<P> const& rows, RowNumbers<P>& next_rows,
                                                bool more) {
     u32 stage;
     u64 const x = begin(stage);
 #pragma unroll
-    for (int chunk = 0; chunk < L::kChunks; ++chunk)
+    for (int chunk = L::kChunks - 1; chunk >= 0; --chunk) {
+      if (!has(chunk)) continue;
 #pragma unroll
       for (int interval = 0; interval < L::kIntervals; ++interval) {
-        bool const last = chunk == L::kChunks - 1 && interval == L::kIntervals - 1;
+        bool const last = chunk == 0 && interval == L::kIntervals - 1;
         Sums sums;
         XSums x_sums;
-        start_some(sums, x_sums, a, x, chunk, interval * L::kMmas, L::kMmas, false);
+        start_some<L::kMmas>(sums, x_sums, a, x, chunk, interval * L::kMmas, false);
         if (last && more) next_rows = read(next);
         wait(sums, x_sums);
         if (last) release(stage);
         promote(totals_.c[chunk], sums, x_sums, rows, interval * L::kMmas);
       }
+    }
   }
 
   /// An interval of two steps. The second is decoded behind the first MMAs of the first; the first
@@ -185,22 +193,36 @@ class Multiplier {
   __device__ __forceinline__ void promote_pair(Operands& first, Operands& second,
                                                RowNumbers<P>& first_rows,
                                                RowNumbers<P>& second_rows, bool more) {
+    if constexpr (L::kChunks > 1) {
+      if (has(1)) return promote_chunks<L::kChunks>(first, second, first_rows, second_rows, more);
+    }
+    promote_chunks<1>(first, second, first_rows, second_rows, more);
+  }
+
+  /// Of so many chunks at most. If there are several, the first two surely are there: one is the
+  /// first here, the other the last.
+  template <int kChunks>
+  __device__ __forceinline__ void promote_chunks(Operands& first, Operands& second,
+                                                 RowNumbers<P>& first_rows,
+                                                 RowNumbers<P>& second_rows, bool more) {
     u32 stages[2];
     u64 x[2];
     x[0] = begin(stages[0]);
 #pragma unroll
-    for (int chunk = 0; chunk < L::kChunks; ++chunk) {
-      bool const last = chunk == L::kChunks - 1;
+    for (int turn = 0; turn < kChunks; ++turn) {
+      int const chunk = turn == 0 ? 0 : kChunks - turn;
+      bool const last = turn == kChunks - 1;
+      if (chunk > 1 && !has(chunk)) continue;
       Sums sums;
       XSums x_sums;
-      start_some(sums, x_sums, first, x[0], chunk, 0, kStepMmas, false);
+      start_some<kStepMmas>(sums, x_sums, first, x[0], chunk, 0, false);
       if (chunk == 0) {
         second_rows = read(second);
         x[1] = begin(stages[1]);
       }
-      start_some(sums, x_sums, second, x[1], chunk, 0, kStepMmas, true);
+      start_some<kStepMmas>(sums, x_sums, second, x[1], chunk, 0, true);
       if (last) {
-        wgmma_wait_group<1>();
+        wgmma_wait_group<kGroups>();
         release(stages[0]);
         if (more) first_rows = read(first);
       }
@@ -232,6 +254,7 @@ class Multiplier {
   Shared<P> const& shared_;
   Consumer const& place_;
   WarpWeights<P> weights_;
+  int const tokens_;
   Ring<P::kStages>& ring_;
   Totals<P>& totals_;
   u32 before_ = 0;  // the stage whose MMAs are under way

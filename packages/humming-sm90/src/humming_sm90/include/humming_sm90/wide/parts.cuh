@@ -16,7 +16,7 @@ __device__ __forceinline__ bool add_parts(Arguments const& args, Item const& ite
   constexpr int kFours = P::kTokens / 8;  // of a thread
   constexpr int kSlotBytes = kFours * kThreads * 16;
   auto const four = [](Totals<P>& of, int number) {
-    constexpr int kPerChunk = P::kChunk / 8;
+    constexpr int kPerChunk = Plan<P>::kChunk / 8;
     return of.c[number / kPerChunk] + number % kPerChunk * 4;
   };
   int const thread = 32 * place.warp + place.lane;

@@ -5,16 +5,17 @@
 //
 //   step      128 bytes of K: a stage of the ring, one or two blocks of weights
 //   tile      two panels of 64 rows of weights by kTokens tokens: what a CTA computes at a time
-//   chunk     kChunk tokens: what one MMA takes of a tile
+//   chunk     tokens that one MMA takes of a tile: kTokens of Mma, or as few as do
 //   interval  K that is multiplied before scales are applied, within 128
 //   part      a run of the steps of a tile, for one CTA
 //
 // A policy has
 //
 //   Weight, Target, Scale, Output     formats: of codes, of decoded weights and x, of scales, ...
-//   Mma                               the instruction, for kChunk tokens
+//   Mma                               MMAs of a chunk: templates/wgmma_group.cu.j2
 //   kKind, kRaster                    rows of x to weights, and the walk through the tiles
-//   kTileN, kTokens, kChunk, kStages  sizes
+//   kTileN, kTokens, kStages          sizes
+//   kFits                             of a tile with few rows fewer tokens are copied and multiplied
 //   kSplits, kCounterBytes            parts of a tile, and where partials begin in the workspace
 //   kZero, kGroup, kZeroGroup         zero points, and K per scale; 0: none
 //   kFolds                            scales are multiplied into the operand (one more rounding)
@@ -88,7 +89,7 @@ class Items {
   }
 
  private:
-  Tiles<P, P::kTokens, Arguments> tiles_;
+  Tiles<P, P::kTokens, Arguments, Plan<P>::kEven> tiles_;
   int units_;
 };
 
@@ -96,10 +97,11 @@ template <class P>
 struct Plan {
   using Decoder = typename decltype(choose_operands<P>())::type;
   using Planes = typename Decoder::Planes;
+  static constexpr int kChunk = P::Mma::kTokens;
   static constexpr bool kHalves = is_half<typename P::Target>;
   static_assert(kHalves || P::Target::kBits == 8, "Plan: operands of 16 or 8 bits");
   static_assert(P::kTileN == kPanels * kBlock, "Plan: a warpgroup multiplies one panel");
-  static_assert(P::kTokens % P::kChunk == 0 && P::kChunk % 16 == 0, "Plan: a broken tile");
+  static_assert(P::kTokens % kChunk == 0 && kChunk % 16 == 0, "Plan: a broken tile");
   static_assert(P::kSplits == 1 || P::kTokens <= 128, "Plan: parts of tiles that are too large");
 
   static constexpr int kStepBlocks = 16 / P::Target::kBits;
@@ -107,8 +109,11 @@ struct Plan {
   static constexpr int kMmaK = kStepK / kStepMmas;
   static constexpr int kBlockMmas = kBlock / kMmaK;
 
-  static constexpr int kChunks = P::kTokens / P::kChunk;
-  static constexpr int kChunkSums = P::kChunk / 2;  // 64 rows for 128 threads
+  static constexpr int kChunks = P::kTokens / kChunk;
+  static constexpr int kChunkSums = kChunk / 2;  // 64 rows for 128 threads
+  /// Rows of a copy of x; twin of WideTuning.box.
+  static constexpr int kBox = P::kFits ? 32 : P::kTokens;
+  static_assert(P::kTokens % kBox == 0, "Plan: copies that are no part of a tile");
 
   // Scales and zero points: bytes of one, and how many of a row a step has.
   static constexpr bool kFloatZeros = P::kZero == Zero::kFloat;
@@ -127,6 +132,8 @@ struct Plan {
   static constexpr bool kPairs = kInterval > kStepK;
   static constexpr int kIntervals = kPairs ? 1 : kStepK / kInterval;  // of a step, or of two
   static constexpr int kMmas = kInterval / kMmaK;  // of an interval
+  /// Rows of tiles are a multiple of: of what is multiplied at a time, if that can be left out.
+  static constexpr int kEven = !P::kFits ? 0 : kPromotes ? kChunk : 16;
   static_assert(kInterval % kMmaK == 0, "Plan: a scale group that is no multiple of an MMA's K");
   static_assert(!P::kFolds || (P::kGroup != 0 && !kFloatZeros),
                 "Plan: only scales go into operands, and nothing else may need f32");

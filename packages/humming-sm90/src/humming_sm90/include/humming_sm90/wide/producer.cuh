@@ -6,20 +6,37 @@
 
 namespace humming::sm90::wide {
 
-/// Copies boxes of x.
+/// Copies boxes of x: as many as hold what is multiplied.
 template <class P>
-struct TokenCopies {
-  Arguments const& args;
-  int const first;
+class TokenCopies {
+  using L = Plan<P>;
+  static constexpr int kBoxBytes = L::kBox * kRowBytes;
 
+ public:
   __device__ __forceinline__ TokenCopies(Arguments const& args, Tile const& tile)
-      : args(args), first(int(tile.first)) {}
+      : args_(args), first_(int(tile.first)) {
+    if constexpr (P::kFits) {
+      int const whole = (tile.count - 1) / L::kChunk * L::kChunk;
+      boxes_ = (whole + P::Mma::width(tile.count - whole) + L::kBox - 1) / L::kBox;
+    }
+  }
 
-  __device__ __forceinline__ u32 bytes() const { return Plan<P>::kXBytes; }
+  __device__ __forceinline__ u32 bytes() const { return boxes_ * kBoxBytes; }
 
   __device__ __forceinline__ void start(Shared<P> const& shared, u32 stage, int step) const {
-    cp_async_bulk_tensor(shared.x(stage), args.x, step * Plan<P>::kStepK, first, shared.full(stage));
+    u32 const to = shared.x(stage), full = shared.full(stage);
+    int const k = step * L::kStepK;
+    cp_async_bulk_tensor(to, args_.x, k, first_, full);
+    if constexpr (P::kFits) {
+#pragma unroll 1
+      for (int box = 1; box < boxes_; ++box)
+        cp_async_bulk_tensor(to + box * kBoxBytes, args_.x, k, first_ + box * L::kBox, full);
+    }
   }
+
+ private:
+  Arguments const& args_;
+  int first_, boxes_ = 1;
 };
 
 /// Copies the blocks of the tile's panels.

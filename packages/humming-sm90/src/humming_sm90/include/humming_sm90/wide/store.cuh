@@ -117,22 +117,29 @@ class Epilogue {
 
   /// Copies tokens to the result, 16 bytes at a time where its rows allow that.
   __device__ __forceinline__ void copy(int first, u32 shared) const {
-    bool const aligned = args_.n % kPerChunk == 0;
+    constexpr int kTurns = kPass * kChunks / kGroupThreads;
+    if (args_.n % kPerChunk == 0) {
 #pragma unroll
-    for (int i = 0; i < kPass * kChunks / kGroupThreads; ++i) {
-      int const chunk = i * kGroupThreads + threadIdx.x % kGroupThreads;
-      int const token = chunk / kChunks, sixteen = chunk % kChunks;
-      int const m = first + token, n = first_n_ + sixteen * kPerChunk;
-      u32 words[4];
-      load_shared_128(words, shared + at(token, sixteen));
-      if (m >= tile_.count || n >= args_.n) continue;
-      u8* const to = static_cast<u8*>(args_.out) + ((tile_.first + m) * args_.n + n) * kBytes;
-      if (aligned) {
-        store_128(to, words);
-      } else {
-        store_some<kBytes>(to, words, args_.n - n);
-      }
+      for (int turn = 0; turn < kTurns; ++turn)
+        copy_chunk(first, turn, shared, [](u8* to, u32 const(&words)[4], int) { store_128(to, words); });
+    } else {
+#pragma unroll 1
+      for (int turn = 0; turn < kTurns; ++turn) copy_chunk(first, turn, shared, store_some<kBytes>);
     }
+  }
+
+  /// Calls `store` with where 16 bytes of the thread go, these, and the numbers left in the row.
+  template <class Store>
+  __device__ __forceinline__ void copy_chunk(int first, int turn, u32 shared,
+                                             Store const& store) const {
+    int const chunk = turn * kGroupThreads + threadIdx.x % kGroupThreads;
+    int const token = chunk / kChunks, sixteen = chunk % kChunks;
+    int const m = first + token, n = first_n_ + sixteen * kPerChunk;
+    u32 words[4];
+    load_shared_128(words, shared + at(token, sixteen));
+    if (m >= tile_.count || n >= args_.n) return;
+    store(static_cast<u8*>(args_.out) + ((tile_.first + m) * args_.n + n) * kBytes, words,
+          args_.n - n);
   }
 
   Arguments const& args_;
