@@ -48,7 +48,7 @@ LIMIT = 4e-3
 def product(kernels: KernelLayer, x: torch.Tensor, n: int) -> Callable[[], torch.Tensor]:
     """The launch of the product, with its operand made."""
     m = x.shape[0]
-    operand, plan = kernels._operand(x), kernels._plan(Problem(m=m))
+    operand, plan = kernels.operand(x), kernels.plan(Problem(m=m))
     out = torch.empty(m, n, dtype=x.dtype, device=x.device)
 
     def run() -> torch.Tensor:

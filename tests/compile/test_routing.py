@@ -12,9 +12,10 @@ from routing_cases import CASES, POISON, Aligned, Ids, expected, layer_of, padde
 import humming
 import humming_sim
 from humming.backend import KernelSpec, Problem
+from humming.configs import GemmKind
 from humming.errors import ConfigError, UnsupportedError
 from humming.jit import Binary, HeaderRoots, Program, Renderer, compile_program
-from humming.routing import MAX_EXPERTS, align_spec, aligned_sizes
+from humming.routing import MAX_EXPERTS, align_spec, aligned_sizes, route_spec
 
 pytestmark = pytest.mark.compile
 
@@ -118,3 +119,14 @@ def test_kernels_assemble_without_spills_and_fit_an_sm(arch: str) -> None:
         assert usage.spill_stores == usage.stack == 0
         assert usage.registers <= 64  # of 1024 threads
         assert usage.shared <= 48 * 1024
+
+
+@pytest.mark.parametrize("layout", [kind for kind in GemmKind if kind is not GemmKind.DENSE])
+def test_kernels_of_every_layout_assemble_without_spills(layout: GemmKind) -> None:
+    for arch, wide in (("sm_75", False), ("sm_90a", True)):
+        (usage,) = build(route_spec(layout, wide, arch)).usage
+        assert usage.kernel == "sort_rows"
+        assert usage.spill_stores == usage.stack == 0
+        assert usage.registers <= 64
+    with pytest.raises(ConfigError, match="layout"):
+        route_spec(GemmKind.DENSE, False, "sm_75")

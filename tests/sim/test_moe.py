@@ -134,20 +134,6 @@ def test_slices_of_experts_and_one_call_after_another() -> None:
             check(found, oracle(x[:m], local[:m], weights[:m]), limit("bf16"), options)
 
 
-def test_both_products_share_the_sorting_if_their_tiles_are_alike() -> None:
-    oracle = Oracle(*weights_of("u4-g32-bf16", 4, 64, 64))
-    layer, x, (ids, weights) = moe(oracle), hidden_of(5, 64, torch.bfloat16), router(5, 2, 4)
-    layer(x, ids, weights)
-    layers = layer._products(x.dtype, 10, 2)
-    assert layers is not None
-    calls = []
-    for product in layers:
-        aligner = product._aligner
-        product._aligner = lambda *a, made=aligner: calls.append(a) or made(*a)  # type: ignore
-    layer(x, ids, weights)
-    assert len(calls) == 1
-
-
 def test_warming_up_makes_all_that_calls_need(monkeypatch: pytest.MonkeyPatch) -> None:
     shared = weights_of("u4-g32-bf16", 0, 64, 40, seed=4)
     oracle = Oracle(*weights_of("u4-g32-bf16", 4, 64, 32), shared=shared)

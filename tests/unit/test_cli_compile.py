@@ -85,9 +85,9 @@ def test_config_json_says_how_many_experts_a_token_has(tmp_path: Path) -> None:
     folder.mkdir()
     save(folder / "model.safetensors", {"experts": random_weight("mxfp4", 3, 32, 64)})
     (folder / "config.json").write_text('{"num_experts_per_tok": 4, "torch_dtype": "float16"}')
-    from humming.cli.compile import _top_k
+    from humming.cli.expert_layers import top_k_of
 
-    assert _top_k(load_checkpoint(folder)) == 4
+    assert top_k_of(load_checkpoint(folder)) == 4
 
 
 def test_people_get_a_table(model: Path, tmp_path: Path) -> None:

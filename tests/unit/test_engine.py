@@ -234,7 +234,7 @@ def test_experts_with_equal_numbers_need_no_rows_of_their_own():
     weight = weight.replace(pre_quant_scale=torch.linspace(0.5, 2, K).expand(E, K).contiguous())
     kernels = prepare(weight, torch.float16, backend="fake", device=L40S).kernels
     assert kernels is not None
-    assert not kernels._operand.by_expert
+    assert not kernels.operand.by_expert
     x, ids = calls()["expert_ids"]
     check(kernels(x, expert_ids=ids), routed(x, weight, weight.activation, expert_ids=ids))
 

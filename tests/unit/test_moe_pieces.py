@@ -57,12 +57,14 @@ def test_tables_of_sorted_rows(dtype: torch.dtype) -> None:
     assert {t.dtype for t in (found.table, found.sources, found.places)} == {torch.int32}
 
 
-def test_tables_of_masked_rows_and_what_does_not_fit() -> None:
-    ids = torch.tensor([[2, 0], [2, 2], [0, 5]])
+def test_tables_of_masked_rows_and_too_little_room() -> None:
+    ids = torch.tensor([[2, 0], [2, -1], [0, 5]])
     found = route(ids, 3, GemmKind.GROUPED_MASKED, capacity=2)
     assert found.table.tolist() == [2, 0, 2]
     assert found.sources.tolist() == [0, 2, 6, 6, 0, 1]
     assert found.places.tolist() == [[4, 0], [5, -1], [1, -1]]
+    with pytest.raises(ConfigError, match="capacity=1: expected 2 or more: so often expert 0"):
+        humming.route(ids, 3, GemmKind.GROUPED_MASKED, capacity=1)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,9 @@ def test_pieces_that_do_not_fit_each_other_are_refused() -> None:
     ids = torch.zeros(3, 2, dtype=torch.int32)
     for options in ({"capacity": 2}, {"layout": GemmKind.GROUPED_MASKED, "capacity": 0}):
         with pytest.raises(ConfigError, match="capacity"):
-            route(ids, 4, **options)
+            humming.route(ids, 4, **options)
+    with pytest.raises(ConfigError, match=r"capacity=.*fewer than 2\^31 rows of all 4"):
+        humming.route(ids, 4, GemmKind.GROUPED_MASKED, capacity=2**29)
     routes = route(ids, 4)
     with pytest.raises(ConfigError, match=r"x=\[4, 8\]"):
         routes.gather(torch.zeros(4, 8))

@@ -19,7 +19,7 @@ if _clash is not None:
 if TYPE_CHECKING:
     from humming.checkpoints.checkpoint import Checkpoint
     from humming.checkpoints.humming_form import save_checkpoint
-    from humming.combining import Routes, route
+    from humming.combining import Routes
     from humming.configs import ComputeConfig, GemmKind, LayerConfig, TuningConfig
     from humming.errors import (
         CaptureError,
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from humming.formats.table import number_format
     from humming.fusing import fuse, stack_experts
     from humming.gating import Gating, GatingFunction, register_gating
-    from humming.grouped import grouped_matmul
+    from humming.grouped import grouped_matmul, route
+    from humming.inputs import quantize_input
     from humming.layer import QuantLinear, matmul
     from humming.loading import load_checkpoint
     from humming.moe import QuantMoE
@@ -57,7 +58,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "humming.checkpoints.checkpoint": ("Checkpoint",),
     "humming.checkpoints.humming_form": ("save_checkpoint",),
-    "humming.combining": ("Routes", "route"),
+    "humming.combining": ("Routes",),
     "humming.configs": ("ComputeConfig", "GemmKind", "LayerConfig", "TuningConfig"),
     "humming.errors": (
         "CaptureError",
@@ -81,7 +82,8 @@ _HOMES = {
     "humming.gating": ("Gating", "GatingFunction", "register_gating"),
     "humming.layer": ("QuantLinear", "matmul"),
     "humming.loading": ("load_checkpoint",),
-    "humming.grouped": ("grouped_matmul",),
+    "humming.grouped": ("grouped_matmul", "route"),
+    "humming.inputs": ("quantize_input",),
     "humming.moe": ("QuantMoE",),
     "humming.plugins": ("hookimpl",),
     "humming.profiles": ("DeviceProfile",),
@@ -128,6 +130,7 @@ __all__ = [
     "matmul",
     "number_format",
     "quantize",
+    "quantize_input",
     "register_gating",
     "resolve_activation",
     "route",

@@ -12,9 +12,10 @@ import torch
 from humming.configs import GemmKind
 from humming.errors import ConfigError
 
-__all__ = ["Routes", "combine", "route"]
+__all__ = ["Routes", "check_route", "combine", "route"]
 
 _ID_DTYPES = (torch.int32, torch.int64)
+_INT_LIMIT = 2**31
 
 
 def combine(
@@ -121,22 +122,10 @@ class Routes:
         return combine(rows, self.places.clamp(max=0), 1, weights, shared)
 
 
-def route(
-    topk_ids: torch.Tensor,
-    experts: int,
-    layout: GemmKind = GemmKind.GROUPED_CONTIGUOUS,
-    *,
-    capacity: int | None = None,
-) -> Routes:
-    """Sort the choices of tokens by expert, each expert's in ascending order.
-
-    Ids that are no expert (-1, remote) get no row. The same expert may be chosen twice.
-
-    Args:
-        topk_ids: int32 or int64 [M, top_k].
-        experts: how many there are.
-        layout: INDEXED (rows stay where they are), GROUPED_CONTIGUOUS or GROUPED_MASKED.
-        capacity: masked: rows of each expert; None is M * top_k. What does not fit has no row.
+def check_route(
+    topk_ids: torch.Tensor, experts: int, layout: GemmKind, capacity: int | None
+) -> None:
+    """Check the arguments of :func:`route`, but no id, which would wait for the device.
 
     Raises:
         ConfigError: a shape, dtype, layout or number that does not fit.
@@ -148,9 +137,30 @@ def route(
         raise ConfigError("experts", experts, "1 or more")
     if layout is GemmKind.DENSE:
         raise ConfigError("layout", layout, "a layout of experts")
-    choices = topk_ids.numel()
-    if capacity is not None and (layout is not GemmKind.GROUPED_MASKED or capacity < 1):
+    masked = layout is GemmKind.GROUPED_MASKED
+    if capacity is not None and (not masked or capacity < 1):
         raise ConfigError("capacity", capacity, "1 or more rows, of masked ones")
+    rows = topk_ids.numel() if capacity is None else capacity
+    if masked and experts * rows >= _INT_LIMIT:
+        allowed = f"fewer than 2^31 rows of all {experts} experts"
+        raise ConfigError("capacity", rows, allowed)
+
+
+def route(
+    topk_ids: torch.Tensor,
+    experts: int,
+    layout: GemmKind = GemmKind.GROUPED_CONTIGUOUS,
+    *,
+    capacity: int | None = None,
+) -> Routes:
+    """The reference of :func:`humming.route`; where a kernel runs, it gives the same numbers.
+
+    Raises:
+        ConfigError: as of :func:`check_route`; on the CPU, where looking costs nothing, also an
+            expert that is chosen more often than it has room.
+    """
+    check_route(topk_ids, experts, layout, capacity)
+    choices = topk_ids.numel()
     ids = topk_ids.reshape(-1).long()
     here = (ids >= 0) & (ids < experts)
     number = torch.arange(choices, device=ids.device)
@@ -167,6 +177,8 @@ def route(
     table, rows, places = offsets, choices, rank
     if layout is GemmKind.GROUPED_MASKED:
         room = choices if capacity is None else capacity
+        if topk_ids.device.type == "cpu":
+            _check_room(counts[:experts], room)
         rank = rank - offsets[owner]
         here, places = here & (rank < room), owner * room + rank
         table, rows = counts[:experts].clamp(max=room), experts * room
@@ -174,6 +186,13 @@ def route(
     sources.scatter_(0, torch.where(here, places, rows), number // max(topk_ids.shape[1], 1))
     places = torch.where(here, places, -1)
     return _routes(layout, (table, sources[:rows], places), topk_ids, experts)
+
+
+def _check_room(counts: torch.Tensor, room: int) -> None:
+    most = int(counts.max())
+    if most > room:
+        allowed = f"{most} or more: so often expert {int(counts.argmax())} is chosen"
+        raise ConfigError("capacity", room, allowed)
 
 
 def _routes(

@@ -11,9 +11,11 @@ from torch import nn
 from humming.combining import combine
 from humming.configs import ComputeConfig, GemmKind
 from humming.engine import PreparedLayer, Profile, bucket, buckets
-from humming.engine.aligning import Alignment
+from humming.engine.expert_calls import CallSizes, ExpertCall
 from humming.engine.expert_products import LAYOUTS, ExpertProducts
-from humming.engine.expert_weights import check_pair, checked_map, local_experts
+from humming.engine.expert_steps import expert_rows
+from humming.engine.expert_warming import warm_up_experts
+from humming.engine.expert_weights import check_pair, checked_map, local_experts, local_ids
 from humming.engine.experts import ExpertKernels, check_experts
 from humming.engine.kernel_layer import KernelLayer
 from humming.errors import ConfigError, UnsupportedError
@@ -28,8 +30,9 @@ from humming.weight import CanonicalWeight
 
 __all__ = ["QuantMoE"]
 
-#: Sizes whose layout is remembered.
-_MOST_SIZES = 8192
+#: Sizes whose layout is remembered, and sizes whose launches are: some 20 KB each.
+_MOST_SIZES, _MOST_CALLS = 8192, 1024
+_CallKey = tuple[torch.dtype, torch.Size, torch.dtype, torch.Size]
 
 
 class QuantMoE(nn.Module):
@@ -124,6 +127,8 @@ class QuantMoE(nn.Module):
         self._prepared: dict[torch.dtype, dict[GemmKind, tuple[PreparedLayer, PreparedLayer]]] = {}
         self._kernels: dict[tuple[torch.dtype, GemmKind], tuple[KernelLayer, ExpertKernels]] = {}
         self._chosen: dict[tuple[torch.dtype, int, int], ExpertProducts | None] = {}
+        # By dtype and shape of hidden states and ids.
+        self._calls: dict[_CallKey, ExpertCall] = {}
         register(self, self._device)
 
     @property
@@ -165,26 +170,20 @@ class QuantMoE(nn.Module):
         """
         ms = list(range(1, 8193) if ms is None else ms)
         self._pairs(dtype)
-        width = 0
+        shared = None
         if self.shared_gate_up is not None and self.shared_down is not None:
-            width = self.shared_down.in_features
             for part in (self.shared_gate_up, self.shared_down):
                 part.warm_up(dtype, ms)
-        wanted: dict[GemmKind, list[int]] = {}
+            shared = self.shared_down.prepare(dtype).kernels
+        wanted: dict[GemmKind, tuple[ExpertProducts, list[int]]] = {}
         rows = 1 if self.weigh_input else top_k  # choices that share a row
         for choices in buckets(m * top_k for m in ms):
             products = self._products(dtype, choices, rows)
             if products is not None:
-                wanted.setdefault(products.up.gemm, []).append(choices)
-        for kind, sizes in wanted.items():
-            products = self._products(dtype, sizes[0], rows)
-            assert products is not None, "it has kernels for this size"
-            for product, per_row in zip(products, (rows, 1), strict=True):
-                product.warm_up(sizes, 1)  # rows that are choices already
-                if kind is GemmKind.INDEXED and per_row > 1:
-                    product.warm_up([-(-size // per_row) for size in sizes], per_row)
-            sorts = kind is GemmKind.GROUPED_CONTIGUOUS
-            self._around(products.down).warm_up(width, indexed=not sorts, sorts=sorts)
+                wanted.setdefault(products.up.gemm, (products, []))[1].append(choices)
+        for products, sizes in wanted.values():
+            around = self._around(products.down)
+            warm_up_experts(products, around, dtype, sizes, rows, shared)
 
     def _pairs(self, dtype: torch.dtype) -> dict[GemmKind, tuple[PreparedLayer, PreparedLayer]]:
         """Both products by layout of rows. Layouts that read other packed weights are not both."""
@@ -256,9 +255,11 @@ class QuantMoE(nn.Module):
 
     def _current(self, dtype: torch.dtype, products: ExpertProducts) -> bool:
         """Whether these are still the parts' kernels: a part that loads a state makes new ones."""
-        kind, parts = products.up.gemm, (self.gate_up, self.down)
-        pairs = zip(parts, products, strict=True)
-        return all(part.prepare(dtype, kind).kernels is kernels for part, kernels in pairs)
+        up, down = products
+        return (
+            self.gate_up.prepare(dtype, up.gemm).kernels is up
+            and self.down.prepare(dtype, down.gemm).kernels is down
+        )
 
     def _around(self, down: KernelLayer) -> ExpertKernels:
         """The kernels around the products."""
@@ -299,53 +300,73 @@ class QuantMoE(nn.Module):
         self, hidden: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor
     ) -> torch.Tensor:
         """:meth:`forward`, without what makes it traceable."""
-        check_experts(hidden, topk_ids, topk_weights, self.hidden_size, self._device)
-        if not hidden.shape[0]:
-            return hidden.new_empty(hidden.shape)
-        ids = self._local_ids(topk_ids).contiguous()
-        x, weights = hidden, topk_weights.to(torch.float32)
+        key = hidden.dtype, hidden.shape, topk_ids.dtype, topk_ids.shape
+        call = self._calls.get(key)
+        if (
+            call is None
+            or not call.fits(hidden, topk_ids, topk_weights)
+            or not self._current(hidden.dtype, call.products)
+        ):
+            check_experts(hidden, topk_ids, topk_weights, self.hidden_size, self._device)
+            if not hidden.shape[0]:
+                return hidden.new_empty(hidden.shape)
+            call = self._new_call(*key)
+        ids = local_ids(topk_ids, self._buffers["expert_map"], self._first)
+        weights = topk_weights
+        if weights.dtype is not torch.float32:
+            weights = weights.to(torch.float32)
+        x, after = hidden, None if self.weigh_input else weights
         if self.weigh_input:
             x = (hidden.to(torch.float32).unsqueeze(1) * weights.unsqueeze(2)).to(hidden.dtype)
-        after = None if self.weigh_input else weights.contiguous()
-        products = self._products(
-            hidden.dtype, ids.numel(), 1 if self.weigh_input else ids.shape[1]
-        )
+        if call is None:
+            return self._stepwise(hidden, x, ids, after)
+        return call(x, ids, after, self._shared(hidden, call.around))
+
+    def _new_call(
+        self, dtype: torch.dtype, shape: torch.Size, ids: torch.dtype, choices: torch.Size
+    ) -> ExpertCall | None:
+        """The launches of calls with such tensors, kept; None if that takes other steps."""
+        tokens, top_k = choices
+        per_row = 1 if self.weigh_input else top_k
+        products = self._products(dtype, tokens * top_k, per_row)
+        if products is None or not ExpertCall.serves(products, dtype):
+            return None
+        sizes = CallSizes(dtype, tokens, top_k, per_row, ids)
+        call = ExpertCall(products, self._around(products.down), sizes)
+        if len(self._calls) >= _MOST_CALLS:
+            self._calls.clear()
+        self._calls[dtype, shape, ids, choices] = call
+        return call
+
+    def _stepwise(
+        self,
+        hidden: torch.Tensor,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """A call whose launches are not settled beforehand, or that torch computes."""
+        ids, weights = ids.contiguous(), None if weights is None else weights.contiguous()
+        per_row = 1 if self.weigh_input else ids.shape[1]
+        products = self._products(hidden.dtype, ids.numel(), per_row)
         if products is None:
             ids = torch.where((ids >= 0) & (ids < self.experts), ids, -1)
             middle = self.gating(self.gate_up(x, expert_ids=ids))
             rows = self.down(middle, expert_ids=ids)
-            return combine(rows, ids, self.experts, after, self._shared(hidden, self.gating))
+            return combine(rows, ids, self.experts, weights, self._shared(hidden, None))
         around = self._around(products.down)
-        if products.up.gemm is GemmKind.INDEXED:
-            rows, places = self._indexed(products, around, x, ids), None
-        else:
-            rows, places = _contiguous(products, around, x, ids)
-        return around.combine(rows, ids, after, self._shared(hidden, around.gate), places)
+        rows, places = expert_rows(products, around, x, ids)
+        return around.combine(rows, ids, weights, self._shared(hidden, around), places)
 
-    def _indexed(
-        self, products: ExpertProducts, around: ExpertKernels, x: torch.Tensor, ids: torch.Tensor
-    ) -> torch.Tensor:
-        """What experts give, in the order of choices."""
-        # Both products sort the same choices; they do it once if their tiles are as high.
-        alignments: dict[int, Alignment] = {}
-        rows = products.up.routed(x, ids, sparse=True, alignments=alignments)
-        middle = around.gate(rows.flatten(0, 1), ids, self.experts).view(*ids.shape, -1)
-        return products.down.routed(middle, ids, sparse=True, alignments=alignments)
-
-    def _local_ids(self, ids: torch.Tensor) -> torch.Tensor:
-        """Numbers of weights here; what is none of them is not here."""
-        table = self.expert_map
-        if table is not None:
-            known = (ids >= 0) & (ids < table.numel())
-            return torch.where(known, table[ids.clamp(0, table.numel() - 1)], -1)
-        return ids - self._first if self._first else ids
-
-    def _shared(
-        self, hidden: torch.Tensor, gate: Callable[[torch.Tensor], torch.Tensor]
-    ) -> torch.Tensor | None:
+    def _shared(self, hidden: torch.Tensor, around: ExpertKernels | None) -> torch.Tensor | None:
+        """What shared experts give."""
         if self.shared_gate_up is None or self.shared_down is None:
             return None
-        result: torch.Tensor = self.shared_down(gate(self.shared_gate_up(hidden)))
+        rows: torch.Tensor = self.shared_gate_up(hidden)
+        kernels = self.shared_down.prepare(hidden.dtype).kernels
+        result = None if kernels is None else kernels.activated(rows, self.gating)
+        if result is None:
+            result = self.shared_down((self.gating if around is None else around.gate)(rows))
         return result
 
     # -- a module like any other -------------------------------------------------------------------
@@ -356,7 +377,7 @@ class QuantMoE(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, object]:
-        state, left = without_handle(self.__dict__), ("_kernels", "_prepared", "_chosen")
+        state, left = without_handle(self.__dict__), ("_kernels", "_prepared", "_chosen", "_calls")
         return {name: value for name, value in state.items() if name not in left}
 
     def __setstate__(self, state: dict[str, object]) -> None:
@@ -368,14 +389,3 @@ class QuantMoE(nn.Module):
         where = f" from {self._first}" if self._first else ""
         weighed = ", weigh_input=True" if self.weigh_input else ""
         return f"{self.experts} experts{where}, gating={self.gating}{weighed}"
-
-
-def _contiguous(
-    products: ExpertProducts, around: ExpertKernels, x: torch.Tensor, ids: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """What experts give, in the order of experts, and the row of each choice."""
-    found = around.sort(ids, ids.shape[1] if x.dim() == 2 else 1)
-    rows = around.gather(x.reshape(-1, x.shape[-1]).contiguous(), found)
-    rows = products.up.routed(rows, found.offsets, sparse=True)
-    middle = around.gate(rows, count=found.rows)
-    return products.down.routed(middle, found.offsets, sparse=True), found.places

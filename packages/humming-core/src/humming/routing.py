@@ -1,4 +1,4 @@
-"""The kernels that sort choices of experts: into tiles of rows, or into rows that lie together."""
+"""The kernels that sort choices of experts: into tiles of rows, or into rows as products want."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from humming.configs import GemmKind, LayerConfig
 from humming.errors import ConfigError, UnsupportedError
 from humming.scheduling import ceil_div, max_row_tiles
 
-__all__ = ["MAX_EXPERTS", "AlignedSizes", "align_spec", "aligned_sizes", "sort_spec"]
+__all__ = ["MAX_EXPERTS", "AlignedSizes", "align_spec", "aligned_sizes", "route_spec", "sort_spec"]
 
 #: The most experts that the kernel can count.
 MAX_EXPERTS = 1024
@@ -38,6 +38,7 @@ class _Context:
     row_tile: int
     threads: int = _THREADS
     max_experts: int = MAX_EXPERTS
+    rows: str = "contiguous"
 
 
 def align_spec(row_tile: int, ids_64bit: bool, arch: str) -> KernelSpec:
@@ -112,6 +113,44 @@ def sort_spec(ids_64bit: bool, arch: str) -> KernelSpec:
     )
 
 
+def route_spec(layout: GemmKind, ids_64bit: bool, arch: str) -> KernelSpec:
+    """What :func:`humming.combining.route` does, as a kernel, for products of any layout.
+
+    That of contiguous rows is :func:`sort_spec`. The others' arguments: ``ids``, ``sources``,
+    ``places``; ``table``, the int32 ids [choices] (indexed) or counts [experts] (masked); the
+    numbers of ``choices``, ``experts`` and choices ``per_source``; and, of masked rows, the
+    ``capacity`` of each expert. Choices beyond it get no row.
+
+    Args:
+        layout: INDEXED, GROUPED_CONTIGUOUS or GROUPED_MASKED.
+        ids_64bit, arch: as of :func:`sort_spec`.
+
+    Raises:
+        ConfigError: another layout; by `launch`, as of :func:`align_spec`.
+        UnsupportedError: by `launch`, if rows are sorted, as of :func:`align_spec`.
+    """
+    if layout is GemmKind.GROUPED_CONTIGUOUS:
+        return sort_spec(ids_64bit, arch)
+    if layout is GemmKind.DENSE:
+        raise ConfigError("layout", layout, "a layout of experts")
+    indexed = layout is GemmKind.INDEXED
+    width, rows = "i64" if ids_64bit else "i32", "indexed" if indexed else "masked"
+    name = f"humming.sort_rows.{rows}_{width}"
+    numbers = ("choices", "experts", "per_source", *(() if indexed else ("capacity",)))
+    return KernelSpec(
+        name=name,
+        template="humming/sort_rows.cu.j2",
+        context=_Context(name, f"humming::{width}", 1, rows=rows),
+        arch=arch,
+        args=(
+            *(Arg(pointer, "ptr") for pointer in ("ids", "sources", "places", "table")),
+            *(Arg(number, "i32") for number in numbers),
+        ),
+        launch=_launch_unsorted if indexed else _launch,
+        entry="sort_rows",
+    )
+
+
 def aligned_sizes(choices: int, experts: int, row_tile: int) -> AlignedSizes:
     """How large the tensors are that the kernel of :func:`align_spec` writes.
 
@@ -129,9 +168,18 @@ def _launch(problem: Problem, layer: LayerConfig) -> LaunchShape:
         raise UnsupportedError(
             f"rows are sorted by up to {MAX_EXPERTS} experts, and the layer has {layer.experts}"
         )
+    _check_choices(problem)
+    return _shape(max(1, min(ceil_div(problem.m, _CHOICES_PER_CTA), _MAX_CTAS)))
+
+
+def _launch_unsorted(problem: Problem, layer: LayerConfig) -> LaunchShape:
+    _check_choices(problem)
+    return _shape(max(1, min(ceil_div(problem.m, _THREADS), _MAX_CTAS)))
+
+
+def _check_choices(problem: Problem) -> None:
     if not 0 <= problem.m < _INT_LIMIT:
         raise ConfigError("m", problem.m, f"0 to {_INT_LIMIT - 1} choices")
-    return _shape(max(1, min(ceil_div(problem.m, _CHOICES_PER_CTA), _MAX_CTAS)))
 
 
 @cache

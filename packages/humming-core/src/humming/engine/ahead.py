@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from humming.backend import KernelBackend, KernelSpec
 from humming.configs import ComputeConfig, GemmKind, LayerConfig
@@ -26,7 +27,7 @@ def needed_kernels(
 
     Args:
         backend: whose kernels.
-        weight: on any device.
+        weight: on any device. It may hold only some of the layer's experts, which all are alike.
         layer: the numbers.
         compute: the promises.
         ms: numbers of tokens; None is 1 to 8192.
@@ -38,8 +39,9 @@ def needed_kernels(
     # Where an allocation begins, as on a device: a slice of a file may begin anywhere.
     weight = weight.replace(packed=weight.packed.clone())
     quantizing = quantize_specs(layer, backend.profile)
-    weight, layer = backend.fit(weight, layer)
-    planner = Planner(backend, layer, compute)
+    experts = layer.experts
+    weight, layer = backend.fit(weight, replace(layer, experts=weight.experts))
+    planner = Planner(backend, replace(layer, experts=experts), compute)
     specs = [planner.spec(tuning) for tuning in planner.tunings(ms, top_k)]
     if compute.gemm is GemmKind.INDEXED:
         specs += align_specs(specs)

@@ -8,6 +8,7 @@ from humming.backend import Problem
 from humming.configs import GemmKind
 from humming.engine.choice import bucket, choose
 from humming.engine.kernel_layer import KernelLayer
+from humming.formats.tensors import TORCH_FLOATS
 
 __all__ = ["LAYOUTS", "ExpertProducts"]
 
@@ -40,8 +41,12 @@ class ExpertProducts(NamedTuple):
         if kind is GemmKind.INDEXED:
             return total
         layer, rates = self.up.layer, self.up.planner.backend.profile.rates
-        nbytes = choices * layer.k * layer.output.bits / 8 * (1 + 1 / top_k)
         rate = (rates.dram_gbps or _DRAM_GBPS) * _OF_DRAM * 1e3
+        if self.up.operand.in_one_launch(TORCH_FLOATS[layer.output.name]):
+            # Rows come into order as they are quantized, top_k times instead of once.
+            more = choices * layer.k * layer.activation.format.bits / 8 * (1 - 1 / top_k)
+            return total + more / rate
+        nbytes = choices * layer.k * layer.output.bits / 8 * (1 + 1 / top_k)
         return total + _LAUNCH_US + nbytes / rate
 
 

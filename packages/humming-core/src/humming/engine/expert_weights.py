@@ -9,7 +9,7 @@ from humming.errors import ConfigError
 from humming.gating import Gating
 from humming.weight import CanonicalWeight
 
-__all__ = ["check_pair", "checked_map", "local_experts"]
+__all__ = ["check_pair", "checked_map", "local_experts", "local_ids"]
 
 
 def local_experts(weight: CanonicalWeight, expert_range: tuple[int, int] | None) -> CanonicalWeight:
@@ -54,3 +54,19 @@ def checked_map(table: torch.Tensor | None, experts: int) -> torch.Tensor | None
             "expert_map", (low, high), f"numbers from -1 (elsewhere) to {experts - 1}"
         )
     return table
+
+
+def local_ids(ids: torch.Tensor, table: torch.Tensor | None, first: int) -> torch.Tensor:
+    """Numbers of weights here, of ids among the model's experts; what is none of them is not here.
+
+    Args:
+        ids: int32 or int64.
+        table: an expert map; None: they count from `first`.
+        first: number of the first expert here.
+    """
+    if table is not None:
+        # -1 counts from behind, and what lies behind the table is there as well.
+        last = table.numel()
+        longer = torch.nn.functional.pad(table, (0, 2), value=-1)
+        return longer[ids.clamp(-1, last)].to(ids.dtype)
+    return ids - first if first else ids

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
 
-from humming.backend import KernelSpec, PreparedLaunch, Problem
+from humming.backend import KernelSpec, LaunchShape, PreparedLaunch, Problem
 from humming.configs import LayerConfig
 from humming.engine.aligning import SortedChoices, Sorter
 from humming.engine.operand import ROW_BYTES
@@ -18,13 +18,14 @@ from humming.expert_kernels import CHUNK, RowMask, combine_spec, gate_spec, gath
 from humming.formats.number import NumberFormat
 from humming.gating import Gating
 
-__all__ = ["ID_DTYPES", "ExpertKernels", "check_experts"]
+__all__ = ["ID_DTYPES", "ROW_MASKS", "ExpertKernels", "check_experts"]
 
 #: What a kernel does, which rows (or ids) it reads, and whether they are whole chunks.
 _Key = tuple[str, RowMask, bool]
-_MASKS = {torch.int32: RowMask.IDS, torch.int64: RowMask.IDS_64}
+#: By dtype of what chooses experts.
+ROW_MASKS = {torch.int32: RowMask.IDS, torch.int64: RowMask.IDS_64}
 #: Of what chooses experts.
-ID_DTYPES = tuple(_MASKS)
+ID_DTYPES = tuple(ROW_MASKS)
 
 
 class ExpertKernels:
@@ -37,10 +38,13 @@ class ExpertKernels:
         arch: target architecture as the compiler spells it.
         down: the second product; its output has the format of all rows.
         gating: the function between them.
+
+    Attributes:
+        site, arch, gating: as given.
     """
 
     def __init__(self, site: Site, arch: str, down: LayerConfig, gating: Gating) -> None:
-        self._site, self._arch, self._gating = site, arch, gating
+        self.site, self.arch, self.gating = site, arch, gating
         self._down, self._element = down, down.output
         self._middle: dict[int, LayerConfig] = {}  # by outputs of the function
         self.sort = Sorter(site, arch, down)
@@ -77,9 +81,9 @@ class ExpertKernels:
             experts: how many there are.
             count: int32 [1], instead of ids: so many rows count, the first ones.
         """
-        rows, width = x.shape[0], x.shape[1] // self._gating.function.inputs
+        rows, width = x.shape[0], x.shape[1] // self.gating.function.inputs
         out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
-        mask = RowMask.EVERY if ids is None else _MASKS[ids.dtype]
+        mask = RowMask.EVERY if ids is None else ROW_MASKS[ids.dtype]
         if count is not None:  # as if all rows were one expert's
             mask, ids, experts = RowMask.COUNTS, count, rows
         spec, launch = self._kernel(("gate", mask, _whole(width, x)))
@@ -109,24 +113,50 @@ class ExpertKernels:
         out = torch.empty((tokens, width), dtype=y.dtype, device=y.device)
         whole = _whole(width, y) and (shared is None or _whole(width, shared))
         what = "combine" if places is None else "combine placed"
-        spec, launch = self._kernel((what, _MASKS[ids.dtype], whole))
+        spec, launch = self._kernel((what, ROW_MASKS[ids.dtype], whole))
         shape = spec.launch(Problem(m=tokens), self._of_width(width))
         sizes = (tokens, top_k, self._down.experts, width)
         others = () if places is None else (places,)
         launch(shape, y, ids, weights, shared, out, *sizes, *others)
         return out
 
-    def warm_up(self, shared: int = 0, *, indexed: bool = True, sorts: bool = False) -> None:
+    def warm_up(
+        self,
+        shared: int = 0,
+        *,
+        indexed: bool = True,
+        sorts: bool = False,
+        without: Collection[str] = (),
+    ) -> None:
         """Compile and load all kernels that calls can need.
 
         Args:
             shared: outputs of the function in shared experts; 0 if there are none.
             indexed: whether some products have indexed rows.
             sorts: whether some have sorted ones.
+            without: what calls for rows of experts do not need, "gate" or "gather".
         """
-        self._load(_keys(self._down, shared, indexed=indexed, sorts=sorts))
+        keys = _keys(self._down, shared, indexed=indexed, sorts=sorts)
+        # Shared experts may need the function of every row all the same.
+        kept = [key for key in keys if key[0] not in without or key[:2] == ("gate", RowMask.EVERY)]
+        self._load(kept)
         if sorts:
             self.sort.warm_up()
+
+    def spec(
+        self, what: str, rows: int, width: int, mask: RowMask = RowMask.EVERY
+    ) -> tuple[KernelSpec, LaunchShape]:
+        """A kernel for rows that begin at multiples of 16 bytes, and how it is launched.
+
+        Args:
+            what: "gather", "gate", "combine" or "combine placed".
+            rows: of the result.
+            width: of the result.
+            mask: which rows count, or of ids which width they have.
+        """
+        key = what, mask, width % CHUNK == 0
+        spec = _spec(key, self._element, self.gating, self.arch)
+        return spec, spec.launch(Problem(m=rows), self._of_width(width))
 
     def _of_width(self, width: int) -> LayerConfig:
         if width not in self._middle:
@@ -139,13 +169,13 @@ class ExpertKernels:
         return self._kernels[key]
 
     def _load(self, keys: Sequence[_Key]) -> None:
-        specs = [_spec(key, self._element, self._gating, self._arch) for key in keys]
-        handles = workshop().load_all(specs, self._site)
-        with self._site.active():
+        specs = [_spec(key, self._element, self.gating, self.arch) for key in keys]
+        handles = workshop().load_all(specs, self.site)
+        with self.site.active():
             for key, spec, handle in zip(keys, specs, handles, strict=True):
                 kinds = [arg.kind for arg in spec.args]
                 values, every = [None] * len(kinds), range(len(kinds))
-                launch = self._site.runtime.prepare(handle, kinds, values, {}, every)
+                launch = self.site.runtime.prepare(handle, kinds, values, {}, every)
                 self._kernels[key] = spec, launch
 
 
@@ -153,13 +183,13 @@ def _keys(down: LayerConfig, shared: int, *, indexed: bool, sorts: bool) -> list
     middle, outer = down.k % CHUNK == 0, down.n % CHUNK == 0
     keys: list[_Key] = []
     if indexed:
-        keys += [("gate", mask, middle) for mask in _MASKS.values()]
-        keys += [("combine", mask, outer) for mask in _MASKS.values()]
+        keys += [("gate", mask, middle) for mask in ROW_MASKS.values()]
+        keys += [("combine", mask, outer) for mask in ROW_MASKS.values()]
     if shared:
         keys.append(("gate", RowMask.EVERY, shared % CHUNK == 0))
     if sorts:
         keys += [("gather", RowMask.EVERY, outer), ("gate", RowMask.COUNTS, middle)]
-        keys += [("combine placed", mask, outer) for mask in _MASKS.values()]
+        keys += [("combine placed", mask, outer) for mask in ROW_MASKS.values()]
     return keys
 
 

@@ -21,9 +21,10 @@ from humming.engine.workshop import workshop
 from humming.engine.workspace import workspaces
 from humming.errors import CaptureError, ConfigError, UnsupportedError
 from humming.formats.tensors import TORCH_FLOATS
+from humming.gating import Gating
 from humming.weight import CanonicalWeight
 
-__all__ = ["KernelLayer", "Shelf"]
+__all__ = ["KernelLayer", "Plan", "Shelf"]
 
 #: Packed tensors of one weight, by backend and layout: layers that differ in neither share them.
 Shelf = dict[tuple[str, str], Mapping[str, torch.Tensor]]
@@ -40,7 +41,7 @@ _MOST_PLANS = 8192
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """How problems of one size are launched.
 
     Attributes:
@@ -69,6 +70,11 @@ class KernelLayer:
         site: where they run.
         tensors: of the packed weight.
         operand: makes what they read of activations.
+
+    Attributes:
+        planner, site, operand: as given.
+        layer: the numbers.
+        gemm: how kernels find the rows of an expert.
     """
 
     def __init__(
@@ -81,11 +87,11 @@ class KernelLayer:
         self.planner, self.site = planner, site
         self.layer, self.gemm = planner.layer, planner.compute.gemm
         self._backend = planner.backend.name
-        self._tensors, self._operand = dict(tensors), operand
+        self._tensors, self.operand = dict(tensors), operand
         self._given = ("workspace", *operand.names, *_GIVEN[self.gemm])
         self._aligner, self._workspaces = Aligner(site, self.layer), workspaces()
         self._kernels: dict[TuningConfig, BoundKernel] = {}
-        self._plans: dict[int | tuple[int, int], _Plan] = {}
+        self._plans: dict[int | tuple[int, int], Plan] = {}
         # What dense() asks for in every call.
         self._k, self._n, self._device = self.layer.k, self.layer.n, site.device
         self._output, self._strides = TORCH_FLOATS[self.layer.output.name], (self._n, 1)
@@ -158,15 +164,32 @@ class KernelLayer:
             (m, self._n), self._strides, dtype=self._output, device=self._device
         )
         if m:
-            plan = self._plans.get(m) or self._plan(Problem(m=m))
+            plan = self._plans.get(m) or self._new_plan(Problem(m=m))
             if x.dtype is not self._dtype or x.data_ptr() % ROW_BYTES or not x.is_contiguous():
-                self._launch(plan, self._operand(x.reshape(-1, self._k)), out, m, {})
+                self._launch(plan, self.operand(x.reshape(-1, self._k)), out, m, {})
             elif plan.nbytes:  # the only further argument of activations as they are
-                scratch = self._workspaces.take(self.site, self._backend, plan.nbytes)
+                scratch = self.scratch(plan.nbytes)
                 plan.launch(plan.shape, x, self._row_bytes, out, m, scratch)
             else:
                 plan.launch(plan.shape, x, self._row_bytes, out, m, *plan.none)
         return out if len(shape) == 2 else out.view(*shape[:-1], self._n)
+
+    def activated(self, x: torch.Tensor, gating: Gating) -> torch.Tensor | None:
+        """:meth:`dense` of what a function gives; None if no kernel quantizes behind the function.
+
+        Args:
+            x: float [rows, gating.inputs(K)].
+            gating: the function.
+        """
+        operand = self.operand.fused(x, gating=gating)
+        if operand is None:
+            return None
+        m = x.shape[0]
+        out = torch.empty_strided(
+            (m, self._n), self._strides, dtype=self._output, device=self._device
+        )
+        self._launch(self._plans.get(m) or self._new_plan(Problem(m=m)), operand, out, m, {})
+        return out
 
     def routed(
         self,
@@ -187,15 +210,15 @@ class KernelLayer:
             sparse: leave rows that no expert computes as memory was.
             alignments: of these very ids, by row tile; taken from and added to.
         """
-        experts = self.layer.experts if self._operand.by_expert else 0
+        experts = self.layer.experts if self.operand.by_expert else 0
         rows = ROUTES[self.gemm](x, routing, experts)
         make = torch.empty if sparse else torch.zeros
         out = make((*rows.shape, self._n), dtype=self._output, device=self._device)
         m, top_k = rows.problem.m, rows.problem.top_k
         if not m or not rows.x.shape[0]:
             return out
-        plan = self._plans.get((m, top_k)) or self._plan(rows.problem)
-        operand = self._operand(rows.x, rows.experts() if experts else None)
+        plan = self.plan(rows.problem)
+        operand = self.operand(rows.x, rows.experts() if experts else None)
         values: dict[str, object] = {"groups": rows.routing, "top_k": top_k}
         if self.gemm is GemmKind.INDEXED:
             known = {} if alignments is None else alignments
@@ -221,19 +244,35 @@ class KernelLayer:
         specs = [self.planner.spec(tuning) for tuning in tunings]
         if self.gemm is GemmKind.INDEXED:
             specs += align_specs(specs)
-        specs += self._operand.quantizer.specs()
+        specs += self.operand.quantizer.specs()
         workshop().load_all(specs, self.site)
         for tuning in tunings:
             self._kernel(tuning)
         # Quantizing by torch makes tables at its first use.
         zeros = torch.zeros(1, self._k, dtype=self._output, device=self._device)
-        self._operand(zeros, self._no_expert())
+        self.operand(zeros, self._no_expert())
 
     # -- how ---------------------------------------------------------------------------------------
 
-    def _plan(self, problem: Problem) -> _Plan:
+    def plan(self, problem: Problem) -> Plan:
+        """How a problem of experts is launched; its kernel is loaded by now.
+
+        Raises:
+            CaptureError: it is not, in the capture of a graph.
+        """
+        return self._plans.get((problem.m, problem.top_k)) or self._new_plan(problem)
+
+    def scratch(self, nbytes: int) -> torch.Tensor:
+        """Memory for a plan of the current stream; kernels leave it as they find it."""
+        return self._workspaces.take(self.site, self._backend, nbytes)
+
+    def takes(self, dtype: torch.dtype) -> bool:
+        """Whether rows of a dtype go to kernels as they are, or as one launch quantizes them."""
+        return self._dtype is dtype or self.operand.in_one_launch(dtype)
+
+    def _new_plan(self, problem: Problem) -> Plan:
         kernel = self._kernel(self.planner.tuning(problem))
-        plan = _Plan(
+        plan = Plan(
             kernel,
             kernel.launch,
             kernel.shape(problem),
@@ -259,7 +298,7 @@ class KernelLayer:
 
     def _launch(
         self,
-        plan: _Plan,
+        plan: Plan,
         operand: Operand,
         out: torch.Tensor,
         m: int,
@@ -267,13 +306,13 @@ class KernelLayer:
     ) -> None:
         extras = plan.kernel.extras
         if plan.nbytes:
-            values["workspace"] = self._workspaces.take(self.site, self._backend, plan.nbytes)
+            values["workspace"] = self.scratch(plan.nbytes)
         values["x_scales"], values["x_groups"] = operand.scales, operand.groups
         changed = [values.get(name) for name in extras]
         plan.launch(plan.shape, operand.x, operand.stride, out, m, *changed)
 
     def _no_expert(self) -> torch.Tensor | None:
-        if not self._operand.by_expert:
+        if not self.operand.by_expert:
             return None
         return torch.zeros(1, dtype=torch.int64, device=self._device)
 

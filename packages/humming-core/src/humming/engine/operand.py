@@ -49,6 +49,7 @@ class OperandMaker:
         dtype: of activations that can go to a kernel as they are; None if there are none.
         quantizer: as given.
         by_expert: whether a row's numbers depend on its expert.
+        stored: f32 [1], the scale of a static scheme, if it is one for all rows.
 
     Raises:
         UnsupportedError: the numbers of a row would depend on other rows of the same expert.
@@ -66,6 +67,8 @@ class OperandMaker:
         self._input_scale = _common(weight.input_scale if stored else None, layer.experts)
         by_expert = ((self._pre_quant_scale, 2), (self._input_scale, 1))
         self.by_expert = any(v is not None and v.dim() == dim for v, dim in by_expert)
+        scale = None if self.by_expert else self._input_scale
+        self.stored = None if scale is None else scale.to(torch.float32).reshape(-1).contiguous()
         names = ("x_scales", "x_groups") if self.scheme.group_size else ("x_scales",)
         self.names = names if self.scheme.is_quantized else ()
         self._float = None if self.names else TORCH_FLOATS[self.scheme.format.name]
@@ -118,6 +121,12 @@ class OperandMaker:
         if found is None:
             return None
         return Operand(found.codes, found.codes.stride(0), found.scales, found.groups)
+
+    def in_one_launch(self, dtype: torch.dtype) -> bool:
+        """Whether a kernel makes the whole operand of activations of a dtype, and :attr:`stored` is
+        all that it needs beside them."""
+        several = self._float is not None or self._pre_quant_scale is not None or self.by_expert
+        return not several and self.quantizer.handles(dtype)
 
     def _of_rows(
         self, values: torch.Tensor, dim: int, experts: torch.Tensor | None

@@ -26,8 +26,9 @@ from humming.quantizer import (
 __all__ = ["QuantizedRows", "Quantizer", "RowChoice", "quantize_specs"]
 
 #: Arguments of the kernel that change, in the order of a call.
-_ARGS = ("x", "x_stride", "stored", "stored_step", "codes", "scales", "groups", "rows", "table",
-         "limit")  # fmt: skip
+_ARGS = (
+    "x", "x_stride", "stored", "stored_step", "codes", "scales", "groups", "rows", "table", "limit",
+)  # fmt: skip
 _SOURCES = {TORCH_FLOATS[name]: number_format(name) for name in SOURCES}
 
 
@@ -73,11 +74,14 @@ class Quantizer:
         site: where.
         layer: the numbers.
         profile: of the device.
+
+    Attributes:
+        sizes: of what one row becomes.
     """
 
     def __init__(self, site: Site, layer: LayerConfig, profile: DeviceProfile) -> None:
         self._site, self._layer, self._profile = site, layer, profile
-        self._sizes = row_sizes(layer.activation, layer.k)
+        self.sizes = row_sizes(layer.activation, layer.k)
         # dtypes that are not here are none of the kernel's
         self._sources = {} if quantize_refusal(layer.activation) else _SOURCES
         self._kernels: dict[_Key, tuple[KernelSpec, PreparedLaunch]] = {}
@@ -105,16 +109,15 @@ class Quantizer:
         if x.dtype not in self._sources or not rows:
             return None
         source = RowSource.EVERY if choice is None else choice.source
-        spec, launch = self._kernels.get((x.dtype, gating, source)) or self._kernel(
-            (x.dtype, gating, source)
-        )
+        key = x.dtype, gating, source
+        spec, launch = self._kernels.get(key) or self._kernel(key)
         # What a simulator copies must be a whole buffer.
         if x.stride(1) != 1 or (x.device.type == "cpu" and not x.is_contiguous()):
             x = x.contiguous()
         if stored is not None:
             stored = stored.to(x.device, torch.float32).reshape(-1).contiguous()
         step = 0 if stored is None or stored.numel() == 1 else 1
-        width, count = self._sizes
+        width, count = self.sizes
         # 1 us less than torch.empty().
         codes = torch.empty_strided((rows, width), (width, 1), dtype=torch.uint8, device=x.device)
         scales = torch.empty_strided((rows,), (1,), dtype=torch.float32, device=x.device)
@@ -128,9 +131,29 @@ class Quantizer:
         launch(shape, x, x.stride(0), stored, step, codes, scales, groups, rows, table, limit)
         return QuantizedRows(codes, scales, groups)
 
-    def specs(self) -> list[KernelSpec]:
+    def specs(
+        self, gating: Gating | None = None, source: RowSource = RowSource.EVERY
+    ) -> list[KernelSpec]:
         """See :func:`quantize_specs`."""
-        return quantize_specs(self._layer, self._profile)
+        return quantize_specs(self._layer, self._profile, gating, source)
+
+    def handles(self, dtype: torch.dtype) -> bool:
+        """Whether there are kernels for activations of this dtype."""
+        return dtype in self._sources
+
+    def spec(
+        self, dtype: torch.dtype, gating: Gating | None = None, source: RowSource = RowSource.EVERY
+    ) -> KernelSpec:
+        """The kernel for activations of a dtype that it :meth:`handles`.
+
+        Args:
+            dtype: of activations.
+            gating: what is applied before.
+            source: which rows.
+        """
+        options = _options(self._profile, gating, source)
+        layer, arch = self._layer, self._profile.target.arch
+        return quantize_spec(layer.activation, self._sources[dtype], layer.k, arch, options)
 
     def warm_up(
         self, dtype: torch.dtype, gating: Gating | None = None, source: RowSource = RowSource.EVERY
@@ -141,16 +164,12 @@ class Quantizer:
             self._kernel(key)
 
     def _kernel(self, key: _Key) -> tuple[KernelSpec, PreparedLaunch]:
-        dtype, gating, source = key
-        layer, site = self._layer, self._site
-        options = _options(self._profile, gating, source)
-        spec = quantize_spec(
-            layer.activation, self._sources[dtype], layer.k, self._profile.target.arch, options
-        )
+        layer, site, spec = self._layer, self._site, self.spec(*key)
         handle = workshop().load(spec, site)
         names = [arg.name for arg in spec.args]
         values = [layer.k if name == "k" else None for name in names]
-        kinds, order = [arg.kind for arg in spec.args], [names.index(name) for name in _ARGS]
+        kinds = [arg.kind for arg in spec.args]
+        order = [names.index(name) for name in _ARGS]
         with site.active():
             launch = site.runtime.prepare(handle, kinds, values, {}, order)
         self._kernels[key] = spec, launch

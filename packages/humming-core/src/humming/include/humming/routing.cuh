@@ -1,7 +1,8 @@
 // Choices of experts, sorted: into tiles of rows for indexed products (align_rows() of
-// humming/scheduling/groups.py on the device), or into rows that lie together for contiguous ones
-// (sort_choices() of humming/combining.py). Everything is decided by counting, so the slots are the
-// same on every run: ascending numbers of choices per expert.
+// humming/scheduling/groups.py on the device), into rows that lie together for contiguous ones, or
+// into a block of rows for each expert for masked ones (route() of humming/combining.py). Everything
+// is decided by counting, so the slots are the same on every run: ascending numbers of choices per
+// expert.
 //
 // Each CTA places a run of the choices, each warp a run of that. What a warp's first choice of an
 // expert finds before it is known from counts: of what lies before the CTA's run, of the warps
@@ -80,7 +81,7 @@ struct ExpertIds {
         if (placed && rank == 0) next[found[i]] = slot + __popc(same);
         __syncwarp();
         u32 const number = begin + i * 32 + lane;
-        if (placed) sink.place(slot, number);
+        if (placed) sink.place(slot, number, u32(found[i]));
         if (!placed && number < choices.end) sink.leave(number);
       }
     }
@@ -117,9 +118,11 @@ struct AlignedExperts {
     return u32(rows < kWarps ? rows : kWarps);
   }
 
-  /// Turns `height` rows of counts into where each begins in slots; returns how many rows of tiles
-  /// there are. All threads call it, between barriers.
-  __device__ u32 begin_slots(int experts, u32 height) {
+  /// Turns `height` rows of counts into where each begins in slots, each expert's from where the
+  /// sink wants them; returns how many rows of tiles there are. All threads call it, between
+  /// barriers.
+  template <class Sink>
+  __device__ u32 begin_slots(Sink const& sink, int experts, u32 height) {
     u32 const thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     bool const mine = thread < u32(experts);
     u32* const column = rows + thread;
@@ -136,7 +139,7 @@ struct AlignedExperts {
     if (mine) {
       first[thread] = before + until - tiles(sum);
       count[thread] = sum;
-      u32 at = first[thread] * kRowTile;
+      u32 at = sink.begin(thread, first[thread]);
 #pragma unroll 4
       for (u32 row = 0; row < height; ++row) {
         u32 const counted = column[row * experts];
@@ -158,7 +161,8 @@ struct TileSlots {
   int* tile_experts;
   int* row_tiles;
 
-  __device__ void place(u32 slot, u32 choice) const { slots[slot] = int(choice); }
+  __device__ u32 begin(u32, u32 tiles) const { return tiles * kTile; }
+  __device__ void place(u32 slot, u32 choice, u32) const { slots[slot] = int(choice); }
   __device__ void leave(u32) const {}
 
   /// Stores the experts of tiles, and in each expert's last tile the number that no choice has.
@@ -188,7 +192,8 @@ struct SortedRows {
   int* rows;
   u32 per_source;  // choices of a row of activations
 
-  __device__ void place(u32 slot, u32 choice) const {
+  __device__ u32 begin(u32, u32 rows_before) const { return rows_before; }
+  __device__ void place(u32 slot, u32 choice, u32) const {
     sources[slot] = int(choice / per_source);
     places[choice] = int(slot);
   }
@@ -205,8 +210,54 @@ struct SortedRows {
   }
 };
 
-/// Sorts choices into a TileSlots or SortedRows. At most kAlignExperts experts; any number of CTAs
-/// of kAlignThreads threads.
+/// `capacity` rows for each expert. sources [experts * capacity]: the row of activations of each
+/// row, `choices` where it is nobody's. places [choices]: the row of each choice, or -1. counts
+/// [experts]: how many rows of each count, the first ones. What does not fit has no row.
+struct MaskedRows {
+  static constexpr int kTile = 1;
+
+  int* sources;
+  int* places;
+  int* counts;
+  u32 per_source;  // choices of a row of activations
+  u32 capacity;
+
+  __device__ u32 begin(u32 expert, u32) const { return expert * capacity; }
+  __device__ void place(u32 slot, u32 choice, u32 expert) const {
+    bool const fits = slot < (expert + 1) * capacity;
+    if (fits) sources[slot] = int(choice / per_source);
+    places[choice] = fits ? int(slot) : -1;
+  }
+  __device__ void leave(u32 choice) const { places[choice] = -1; }
+
+  __device__ void finish(AlignedExperts<kTile> const& found, int experts, int choices, u32) const {
+    u32 const thread = blockIdx.x * kAlignThreads + threadIdx.x;
+    u32 const threads = gridDim.x * kAlignThreads;
+    for (u32 expert = thread; expert < experts; expert += threads)
+      counts[expert] = int(found.count[expert] < capacity ? found.count[expert] : capacity);
+    for (u32 row = thread; row < experts * capacity; row += threads) {
+      if (row % capacity >= found.count[row / capacity]) sources[row] = choices;
+    }
+  }
+};
+
+/// Choices that stay where they are. table [choices]: the expert of each, or -1. sources and places
+/// as of SortedRows, each choice being its own row. Any number of CTAs and threads.
+template <class Id>
+__device__ void keep_choices(Id const* ids, int* sources, int* places, int* table, int choices,
+                             int experts, int per_source) {
+  ExpertIds<Id> const source{ids, experts};
+  u32 const threads = gridDim.x * blockDim.x, end = u32(choices);
+  for (u32 choice = blockIdx.x * blockDim.x + threadIdx.x; choice < end; choice += threads) {
+    int const expert = source.expert(choice, end);
+    table[choice] = expert < experts ? expert : -1;
+    sources[choice] = int(choice / u32(per_source));
+    places[choice] = expert < experts ? int(choice) : -1;
+  }
+}
+
+/// Sorts choices into a TileSlots, SortedRows or MaskedRows. At most kAlignExperts experts; any
+/// number of CTAs of kAlignThreads threads.
 template <class Id, class Sink>
 __device__ void sort_choices(Id const* ids, Sink const& sink, int choices, int experts) {
   __shared__ AlignedExperts<Sink::kTile> shared;
@@ -227,7 +278,7 @@ __device__ void sort_choices(Id const* ids, Sink const& sink, int choices, int e
   u32* const behind = shared.rows + (1 + warps) * experts;
   source.template count<kAlignThreads>(mine.end + thread, all.end, behind);
   __syncthreads();
-  u32 const tiles = shared.begin_slots(experts, 1 + warps + 1);
+  u32 const tiles = shared.begin_slots(sink, experts, 1 + warps + 1);
   __syncthreads();
   if (warp < warps) source.place(run, row, sink);
   sink.finish(shared, experts, choices, tiles);

@@ -1,0 +1,360 @@
+"""A layer of experts for calls of one size: every launch settled but for where tensors are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+
+from humming.backend import KernelSpec, LaunchShape, Problem
+from humming.configs import GemmKind
+from humming.engine.arguments import ALWAYS
+from humming.engine.expert_products import ExpertProducts
+from humming.engine.experts import ROW_MASKS, ExpertKernels
+from humming.engine.kernel_layer import KernelLayer, Plan
+from humming.engine.launches import Given, Launches, Memory, Part, Step, Value, View, own_step
+from humming.engine.operand import ROW_BYTES
+from humming.expert_kernels import RowMask
+from humming.gating import Gating
+from humming.quantizer import RowSource
+from humming.routing import align_spec, aligned_sizes, sort_spec
+
+__all__ = ["SOURCES", "CallSizes", "ExpertCall"]
+
+#: What a call gives; scratch memory of the products comes behind.
+_X, _IDS, _WEIGHTS, _SHARED, _OUT = map(Given, range(5))
+_GIVEN = 5
+#: What the quantizer calls the choices of rows that the function's kernel knows.
+SOURCES = {
+    RowMask.IDS: RowSource.IDS,
+    RowMask.IDS_64: RowSource.IDS_64,
+    RowMask.COUNTS: RowSource.COUNTS,
+}
+
+
+class CallSizes(NamedTuple):
+    """What decides how a call is computed.
+
+    Attributes:
+        dtype: of hidden states.
+        tokens: M.
+        top_k: choices of a token.
+        per_row: choices that share a row of activations: `top_k`, or 1.
+        ids: dtype of what chooses experts.
+    """
+
+    dtype: torch.dtype
+    tokens: int
+    top_k: int
+    per_row: int
+    ids: torch.dtype
+
+    @property
+    def choices(self) -> int:
+        """(token, choice) pairs."""
+        return self.tokens * self.top_k
+
+
+class ExpertCall:
+    """All launches of a layer of experts for calls of one size.
+
+    Sort the choices, bring rows into order or quantize them, multiply, activate (and quantize),
+    multiply, add up: on one allocation, in which the results of both products share memory, and so
+    do what they read.
+
+    Args:
+        products: both of them; :meth:`serves` says whether they can be these.
+        around: the kernels around them.
+        sizes: of the calls.
+
+    Attributes:
+        products, around: as given.
+        launches: how many there are.
+
+    Raises:
+        CaptureError: a kernel is not loaded, in the capture of a graph.
+    """
+
+    def __init__(self, products: ExpertProducts, around: ExpertKernels, sizes: CallSizes) -> None:
+        self.products, self.around = products, around
+        steps = _Steps(products, around, sizes)
+        steps.write()
+        self._scratch, self.launches = steps.scratch, len(steps.steps)
+        site, width = products.down.site, products.down.layer.n
+        self._launches = Launches(site, steps.steps, given=_GIVEN + len(self._scratch))
+        self._shape, self._strides = (sizes.tokens, width), (width, 1)
+        self._dtype, self._device = sizes.dtype, site.device
+
+    @staticmethod
+    def serves(products: ExpertProducts, dtype: torch.dtype) -> bool:
+        """Whether what each product reads of rows of this dtype is made in one launch or none."""
+        return products.up.takes(dtype) and products.down.takes(dtype)
+
+    def fits(
+        self, hidden: torch.Tensor, topk_ids: torch.Tensor, topk_weights: torch.Tensor
+    ) -> bool:
+        """Whether nothing is wrong with tensors whose shapes and dtypes are those of a call that
+        was checked, but for `topk_weights`, of which nothing is known."""
+        device = self._device
+        return (
+            hidden.device == device
+            and topk_ids.device == device
+            and topk_weights.device == device
+            and topk_weights.shape == topk_ids.shape
+            and topk_weights.is_floating_point()
+        )
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        ids: torch.Tensor,
+        weights: torch.Tensor | None,
+        shared: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The layer's result [M, H].
+
+        Args:
+            x: [M, H], or [M, top_k, H] with a row for each choice.
+            ids: [M, top_k].
+            weights: float32 [M, top_k], factors in the sum; None is 1 everywhere.
+            shared: [M, H], added last; as it comes out of a layer.
+        """
+        if not x.is_contiguous() or x.data_ptr() % ROW_BYTES:
+            x = x.clone(memory_format=torch.contiguous_format)
+        if weights is not None:
+            weights = weights.contiguous()
+        # 1 us less than torch.empty().
+        out = torch.empty_strided(
+            self._shape, self._strides, dtype=self._dtype, device=self._device
+        )
+        scratch = [product.scratch(nbytes) for product, nbytes in self._scratch]
+        self._launches(x, ids.contiguous(), weights, shared, out, *scratch)
+        return out
+
+
+class _Rows(NamedTuple):
+    """What a product reads: numbers or codes, bytes from one row to the next, and scales."""
+
+    x: Given | Part
+    stride: int
+    scales: Part | None = None
+    groups: Part | None = None
+
+
+class _Counted(NamedTuple):
+    """Which rows between the products count: a table and how to read it."""
+
+    mask: RowMask
+    table: Value
+    limit: int
+
+
+class _Steps:
+    """Writes down the launches of an :class:`ExpertCall`, in their order."""
+
+    def __init__(self, products: ExpertProducts, around: ExpertKernels, sizes: CallSizes) -> None:
+        self._products, self._around, self._sizes = products, around, sizes
+        self.steps: list[Step] = []
+        self._tables = Memory()
+        self._sorts = products.up.gemm is GemmKind.GROUPED_CONTIGUOUS
+        self._alignments: dict[int, dict[str, Value]] = {}
+        per_row = 1 if self._sorts else sizes.per_row
+        self._plans = (
+            products.up.plan(Problem(m=sizes.choices, top_k=per_row)),
+            products.down.plan(Problem(m=sizes.choices)),
+        )
+        self.scratch, self._workspaces = _scratch(products, self._plans)
+
+    def write(self) -> None:
+        """All of them."""
+        up, down = self._products
+        choices, places = self._sizes.choices, None
+        if self._sorts:
+            routing, places, counted = self._sort()
+            routings = routing, routing
+        else:
+            mask = ROW_MASKS[self._sizes.ids]
+            counted = _Counted(mask, _IDS, down.layer.experts)
+            routings = self._align(self._plans[0]), self._align(self._plans[1])
+        # What both products read is never needed at once, nor are their results.
+        read, again = (Memory(self._tables.end) for _ in range(2))
+        rows = self._first_rows(up, read, routings[0])
+        middle = self._rows_of(down, choices, again)
+        written = Memory(max(read.end, again.end))
+        results = [
+            Memory(written.end).part((choices, product.layer.n), self._sizes.dtype)
+            for product in (up, down)
+        ]
+        self._multiply(0, rows, routings[0], results[0])
+        self._activate(results[0], middle, counted)
+        self._multiply(1, middle, routings[1], results[1])
+        self._combine(results[1], places)
+
+    # -- where rows are ----------------------------------------------------------------------------
+
+    def _table(self, count: int) -> Part:
+        return self._tables.part((count,), torch.int32)
+
+    def _sort(self) -> tuple[dict[str, Value], Part, _Counted]:
+        sizes, experts = self._sizes, self._products.down.layer.experts
+        spec = sort_spec(sizes.ids is torch.int64, self._around.arch)
+        tables = {
+            "sources": self._table(sizes.choices),
+            "places": self._table(sizes.choices),
+            "offsets": self._table(experts + 1),
+            "rows": self._table(1),
+        }
+        self._core(spec, {"ids": _IDS, "per_source": sizes.per_row, **tables})
+        routing: dict[str, Value] = {"groups": tables["offsets"], "sources": tables["sources"]}
+        counted = _Counted(RowMask.COUNTS, tables["rows"], sizes.choices)
+        return routing, tables["places"], counted
+
+    def _align(self, plan: Plan) -> dict[str, Value]:
+        """Both products sort the same choices: once, if their tiles are as high."""
+        kernel, sizes = plan.kernel.spec, self._sizes
+        found = self._alignments.get(kernel.row_tile)
+        if found is None:
+            spec = align_spec(kernel.row_tile, sizes.ids is torch.int64, kernel.arch)
+            experts = self._products.down.layer.experts
+            lengths = aligned_sizes(sizes.choices, experts, kernel.row_tile)
+            found = {
+                "slots": self._table(lengths.slots),
+                "groups": self._table(lengths.row_tiles),
+                "row_tiles": self._table(1),
+            }
+            self._core(spec, {"ids": _IDS, "tile_experts": found["groups"], **found})
+            self._alignments[kernel.row_tile] = found
+        return found
+
+    def _core(self, spec: KernelSpec, values: dict[str, Value]) -> None:
+        """One of the kernels that sort."""
+        layer = self._products.down.layer
+        known = {"choices": self._sizes.choices, "experts": layer.experts, **values}
+        shape = spec.launch(Problem(m=self._sizes.choices, top_k=self._sizes.top_k), layer)
+        self._own(spec, shape, known)
+
+    def _own(self, spec: KernelSpec, shape: LaunchShape, values: Mapping[str, Value]) -> None:
+        self.steps.append(own_step(self._around.site, spec, shape, values))
+
+    # -- what products read ------------------------------------------------------------------------
+
+    def _rows_of(self, product: KernelLayer, rows: int, memory: Memory) -> _Rows:
+        """Memory for rows of a product."""
+        dtype, k = self._sizes.dtype, product.layer.k
+        if not product.operand.in_one_launch(dtype):
+            return _Rows(memory.part((rows, k), dtype), k * dtype.itemsize)
+        width, count = product.operand.quantizer.sizes
+        return _Rows(
+            memory.part((rows, width), torch.uint8),
+            width,
+            memory.part((rows,), torch.float32),
+            memory.part((rows, count), torch.float32) if count else None,
+        )
+
+    def _first_rows(self, up: KernelLayer, memory: Memory, routing: dict[str, Value]) -> _Rows:
+        """Hidden states as the first product reads them."""
+        sizes, k = self._sizes, up.layer.k
+        sources = sizes.choices // sizes.per_row  # rows of hidden states
+        stride = k * sizes.dtype.itemsize
+        table, quantizes = routing.get("sources"), up.operand.in_one_launch(sizes.dtype)
+        if table is None and not quantizes:
+            return _Rows(_X, stride)
+        rows = sources if table is None else sizes.choices
+        found = self._rows_of(up, rows, memory)
+        if quantizes:
+            source = RowSource.EVERY if table is None else RowSource.MAP
+            self._quantize(up, (_X, k), found, (source, table, sources), None)
+            return found
+        spec, shape = self._around.spec("gather", rows, k)
+        values: dict[str, Value] = {
+            "x": _X, "x_stride": stride, "sources": table, "out": found.x, "limit": sources,
+            "rows": rows, "width": k,
+        }  # fmt: skip
+        self._own(spec, shape, values)
+        return found
+
+    def _quantize(  # budget: what the kernel reads, writes and does
+        self,
+        product: KernelLayer,
+        x: tuple[Value, int],
+        rows: _Rows,
+        choice: tuple[RowSource, Value, int],
+        gating: Gating | None,
+    ) -> None:
+        source, table, limit = choice
+        quantizer = product.operand.quantizer
+        spec = quantizer.spec(self._sizes.dtype, gating, source)
+        assert isinstance(rows.x, Part), "codes are made here"
+        count = rows.x.shape[0]
+        values: dict[str, Value] = {
+            "x": x[0], "x_stride": x[1], "stored": product.operand.stored, "stored_step": 0,
+            "codes": rows.x, "scales": rows.scales, "groups": rows.groups, "rows": count,
+            "k": product.layer.k, "table": table, "limit": limit if table is not None else 0,
+        }  # fmt: skip
+        shape = spec.launch(Problem(m=count), product.layer)
+        self._own(spec, shape, values)
+
+    # -- products and what is between and behind ---------------------------------------------------
+
+    def _multiply(self, index: int, rows: _Rows, routing: dict[str, Value], out: Part) -> None:
+        plan = self._plans[index]
+        kinds = {arg.name: arg.kind for arg in plan.kernel.spec.args}
+        mapped = kinds["x"] == "map" and isinstance(rows.x, Part)
+        values: dict[str, Value] = {
+            **routing,
+            "x": View(rows.x) if mapped and isinstance(rows.x, Part) else rows.x,
+            "x_stride": rows.stride, "out": out, "m": self._sizes.choices,
+            "top_k": self._sizes.per_row if index == 0 and not self._sorts else 1,
+            "x_scales": rows.scales, "x_groups": rows.groups,
+            "workspace": self._workspaces[index],
+        }  # fmt: skip
+        names = (*ALWAYS, *plan.kernel.extras)
+        self.steps.append((plan.launch, plan.shape, [values[name] for name in names]))
+
+    def _activate(self, results: Part, middle: _Rows, counted: _Counted) -> None:
+        """The function, and codes of what it gives if the second product wants codes."""
+        down, gating = self._products.down, self._around.gating
+        (rows, inputs), width = results.shape, down.layer.k
+        if middle.scales is not None:
+            choice = SOURCES[counted.mask], counted.table, counted.limit
+            self._quantize(down, (results, inputs), middle, choice, gating)
+            return
+        spec, shape = self._around.spec("gate", rows, width, counted.mask)
+        values: dict[str, Value] = {
+            "x": results, "x_stride": inputs * results.dtype.itemsize, "out": middle.x,
+            "mask": counted.table, "limit": counted.limit, "rows": rows, "width": width,
+        }  # fmt: skip
+        self._own(spec, shape, values)
+
+    def _combine(self, results: Part, places: Part | None) -> None:
+        sizes, width = self._sizes, results.shape[1]
+        what = "combine" if places is None else "combine placed"
+        mask = ROW_MASKS[sizes.ids]
+        spec, shape = self._around.spec(what, sizes.tokens, width, mask)
+        values: dict[str, Value] = {
+            "y": results, "ids": _IDS, "weights": _WEIGHTS, "shared": _SHARED, "out": _OUT,
+            "tokens": sizes.tokens, "top_k": sizes.top_k, "width": width, "places": places,
+            "experts": self._products.down.layer.experts,
+        }  # fmt: skip
+        self._own(spec, shape, values)
+
+
+def _scratch(
+    products: ExpertProducts, plans: tuple[Plan, Plan]
+) -> tuple[list[tuple[KernelLayer, int]], tuple[Given | None, Given | None]]:
+    """Products to ask for scratch memory and how much, and which of it each product gets.
+
+    Kernels of one backend leave it as they find it, so both products can have the same.
+    """
+    (up, down), (first, second) = (
+        (plan.nbytes for plan in plans),
+        (Given(_GIVEN), Given(_GIVEN + 1)),
+    )
+    if not up:
+        return ([(products.down, down)], (None, first)) if down else ([], (None, None))
+    if not down:
+        return [(products.up, up)], (first, None)
+    if products.up.planner.backend.name == products.down.planner.backend.name:
+        return [(products.up, max(up, down))], (first, first)
+    return [(products.up, up), (products.down, down)], (first, second)

@@ -1,0 +1,37 @@
+"""A layer of experts one step after the other, for what :class:`ExpertCall` does not serve."""
+
+from __future__ import annotations
+
+import torch
+
+from humming.configs import GemmKind
+from humming.engine.aligning import Alignment
+from humming.engine.expert_products import ExpertProducts
+from humming.engine.experts import ExpertKernels
+
+__all__ = ["expert_rows"]
+
+
+def expert_rows(
+    products: ExpertProducts, around: ExpertKernels, x: torch.Tensor, ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What experts give, and the row of each choice where rows are in the order of experts.
+
+    Args:
+        products: both of them.
+        around: the kernels around them.
+        x: [M, H], or [M, top_k, H] with a row for each choice.
+        ids: int32 or int64 [M, top_k], contiguous; what is no expert is skipped.
+    """
+    if products.up.gemm is GemmKind.GROUPED_CONTIGUOUS:
+        found = around.sort(ids, ids.shape[1] if x.dim() == 2 else 1)
+        rows = around.gather(x.reshape(-1, x.shape[-1]).contiguous(), found)
+        rows = products.up.routed(rows, found.offsets, sparse=True)
+        middle = around.gate(rows, count=found.rows)
+        return products.down.routed(middle, found.offsets, sparse=True), found.places
+    # Both products sort the same choices; they do it once if their tiles are as high.
+    alignments: dict[int, Alignment] = {}
+    rows = products.up.routed(x, ids, sparse=True, alignments=alignments)
+    middle = around.gate(rows.flatten(0, 1), ids, products.down.layer.experts)
+    middle = middle.view(*ids.shape, -1)
+    return products.down.routed(middle, ids, sparse=True, alignments=alignments), None
