@@ -1,0 +1,217 @@
+"""humming-kernels, the peer whose package has our name: the same cells, in a process of its own.
+
+    python benchmarks/peers/humming_kernels.py FOLDER < JOBS
+
+FOLDER is that of `pip install --target FOLDER humming-kernels`; PYTHONPATH must not lead to our
+packages. JOBS is what cells.py writes: {"jobs": [...], "seconds": ...}. Kernels are those that its
+heuristics choose, prepared and launched through its public API; operands are quantized and ids of
+experts are sorted before, as for ours.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_FLUSH_BYTES = 512 << 20
+_WARM_UP = 3
+_ANY_ROWS = 1 << 30
+
+_FP8, _INT8 = {"dtype": "float8e4m3"}, {"dtype": "int8"}
+_MXFP4 = {"dtype": "float4e2m1", "group_size": 32, "scale_dtype": "float8e8m0"}
+_NVFP4 = {"dtype": "float4e2m1", "group_size": 16, "scale_dtype": "float8e4m3",
+          "scale_2_type": "tensor"}  # fmt: skip
+
+
+def _int(bits: int) -> dict[str, Any]:
+    return {"dtype": f"int{bits}", "group_size": 128}
+
+
+#: Weight and activation in its own terms, by the names of workloads.py.
+CONFIGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "w2a16_int2_g128": (_int(2), {}),
+    "w3a16_int3_g128": (_int(3), {}),
+    "w4a16_int4_g128": (_int(4), {}),
+    "w4a16_mxfp4": (_MXFP4, {}),
+    "w4a16_nvfp4": (_NVFP4, {}),
+    "w8a16_int8_ch": (_INT8, {}),
+    "w8a16_fp8_ch": (_FP8, {}),
+    "w4a8_int4g128_fp8token": (_int(4), _FP8),
+    "w4a8_int4g128_int8token": (_int(4), _INT8),
+    "w4a8_int4ch_fp8token": ({"dtype": "int4"}, _FP8),
+    "w4a8_int4ch_int8token": ({"dtype": "int4"}, _INT8),
+    "w4a8_mxfp4_fp8token": (_MXFP4, _FP8),
+    "w8a8_fp8_block128": (
+        {**_FP8, "group_size": 128, "group_size_n": 128},
+        {**_FP8, "group_size": 128},
+    ),
+    "w8a8_fp8_ch_token": (_FP8, _FP8),
+    "w8a8_int8_ch_token": (_INT8, _INT8),
+}
+_TENSORS = ("weight", "weight_scale", "weight_scale_2", "zero_point", "bias")
+
+
+def main() -> None:
+    """Print the rows of all jobs."""
+    order = json.load(sys.stdin)
+    deadline = time.monotonic() + order["seconds"]
+    peer = Peer(Path(sys.argv[1]))
+    for job in order["jobs"]:
+        facts = {key: job[key] for key in job if key not in ("ms", "repeats", "name")}
+        facts |= {"peer": "humming-kernels", "fmt": job["name"]}
+        try:
+            for fields in peer.rows(job, deadline):
+                _row(**facts, **fields)
+        except Exception as error:  # whatever it raises: the other jobs go on
+            _row(**facts, error=repr(error)[:300])
+
+
+class Peer:
+    """What is used of the package.
+
+    Args:
+        folder: where it is installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        sys.path.insert(0, str(folder))
+        self.api: dict[str, Any] = {
+            name: getattr(importlib.import_module(f"humming.{module}"), name)
+            for module, name in (
+                ("layer", "HummingLayer"),
+                ("config", "ComputeConfig"),
+                ("config", "GemmType"),
+                ("kernel.humming", "HummingKernel"),
+                ("tune", "get_heuristics_config"),
+                ("forward", "may_process_input"),
+                ("ops", "launch_kernel"),
+                ("testing.data", "generate_random_topk_ids"),
+                ("testing.data", "generate_moe_tensors"),
+                ("testing.data", "random_fill_tensor"),
+            )
+        }
+        self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.int8, device="cuda")
+        self._held: tuple[object, list[Any]] = (None, [])
+
+    def rows(self, job: dict[str, Any], deadline: float) -> Iterator[dict[str, Any]]:
+        """Fields of a row for each M: the sum of the job's products."""
+        experts, kind, ms = job.get("experts", 0), job["kind"], job["ms"]
+        top_k = job.get("topk", 1)
+        if experts:
+            hidden, inter = job["hidden"], job["inter"]
+            shapes = [(2 * inter, hidden), (hidden, inter)]
+        else:
+            shapes = [(job["n"], job["k"])]
+        layers = self._layers(job["fmt"], shapes, experts)
+        sizes = [m * top_k for m in ms]
+        plans = [self._plans(layer, kind, sizes) for layer in layers]
+        for index, m in enumerate(ms):
+            if time.monotonic() > deadline:
+                return
+            times = []
+            for place, layer in enumerate(layers):
+                plan, kernels = plans[place][0][index], plans[place][1][index]
+                # The second product has a row for each choice already.
+                choices = top_k if place == 0 else 1
+                call = self._call(layer, kind, (m, top_k, choices), (plan, kernels))
+                times.append(self._cold_us(call, job["repeats"]))
+            us = sum(times)
+            operations = 2.0 * m * top_k * sum(n * k for n, k in shapes)
+            yield {"m": m, "us": us, "tflops": operations / us / 1e6, "parts_us": times,
+                   "tuning": str(plans[0][0][index].get("block_shape"))}  # fmt: skip
+
+    def _layers(self, fmt: str, shapes: list[tuple[int, int]], experts: int) -> list[Any]:
+        key = fmt, tuple(shapes), experts
+        if self._held[0] != key:
+            self._held = None, []
+            torch.cuda.empty_cache()
+            self._held = key, [self._layer(fmt, shape, experts) for shape in shapes]
+        return self._held[1]
+
+    def _layer(self, fmt: str, shape: tuple[int, int], experts: int) -> Any:
+        weight, activation = CONFIGS[fmt]
+        layer = self.api["HummingLayer"](
+            shape_n=shape[0], shape_k=shape[1], num_experts=experts or None,
+            weight_config=dict(weight), input_config=dict(activation), torch_dtype=torch.bfloat16,
+        ).cuda()  # fmt: skip
+        if experts:  # too many to quantize
+            for parameter in layer.parameters():
+                self.api["random_fill_tensor"](parameter.data)
+        else:
+            values = torch.randn(shape, dtype=torch.bfloat16, device="cuda") * 0.05
+            layer.load_from_unquantized(values)
+        layer.transform()
+        torch.cuda.synchronize()
+        return layer
+
+    def _plans(self, layer: Any, kind: str, sizes: list[int]) -> tuple[list[Any], torch.Tensor]:
+        config = layer.humming_config
+        choose = self.api["get_heuristics_config"]
+        plans = [choose(config, shape_m=size, gemm_type=kind) for size in sizes]
+        compute = self.api["ComputeConfig"](gemm_type=self.api["GemmType"](kind))
+        kernels = self.api["HummingKernel"].prepare_kernels(
+            config.to_str(), compute.to_str(), [(0, _ANY_ROWS, plan) for plan in plans], device=0
+        )
+        return plans, kernels.reshape(-1, 4)
+
+    def _call(
+        self, layer: Any, kind: str, size: tuple[int, int, int], chosen: tuple[Any, Any]
+    ) -> Callable[[], object]:
+        m, top_k, choices = size
+        plan, kernel = chosen
+        config = layer.humming_config
+        arguments = {name: getattr(layer, name, None) for name in _TENSORS}
+        rows = m * top_k
+        if kind != "dense":
+            ids = self.api["generate_random_topk_ids"](m, config.num_experts, top_k)
+            ids = ids if choices == top_k else ids.reshape(-1, 1)
+            _, offsets, slots, experts, padded = self.api["generate_moe_tensors"](
+                ids, config.num_experts, gemm_type=kind, block_size_config=plan["block_shape"][0]
+            )
+            arguments |= {"expert_layout": offsets, "sorted_ids": slots, "expert_ids": experts,
+                          "num_tokens_padded": padded, "top_k": choices}  # fmt: skip
+        count = rows // choices if kind == "indexed" else rows
+        x = torch.randn(count, config.shape_k, dtype=torch.bfloat16, device="cuda")
+        scales = None
+        if config.a_dtype.num_bits != 16:
+            x, groups, tokens = self.api["may_process_input"](config, inputs=x)
+            scales = tokens if groups is None else groups
+        out = torch.empty(rows, config.shape_n, dtype=torch.bfloat16, device="cuda")
+        launch = self.api["launch_kernel"]
+        return lambda: launch(
+            configs=kernel, inputs=x, input_scale=scales, outputs=out, locks=layer.locks,
+            **arguments,
+        )  # fmt: skip
+
+    def _cold_us(self, call: Callable[[], object], repeats: int) -> float:
+        """As measure.py does it, which imports our package."""
+        for _ in range(_WARM_UP):
+            call()
+        pairs = [
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            for _ in range(repeats)
+        ]
+        for start, end in pairs:
+            self._flush.zero_()
+            start.record()
+            call()
+            end.record()
+        torch.cuda.synchronize()
+        samples: list[float] = [start.elapsed_time(end) for start, end in pairs]
+        return statistics.median(samples) * 1e3
+
+
+def _row(**fields: object) -> None:
+    print("ROW " + json.dumps(fields), flush=True)
+
+
+if __name__ == "__main__":
+    main()
