@@ -224,7 +224,7 @@ class Product:
     def inputs(self, tokens: int) -> Inputs:
         """Random activations and choices of experts, always the same."""
         work, home = self.work, self.matrix.place.home
-        generator = torch.Generator(home).manual_seed(tokens)
+        generator = torch.Generator(home).manual_seed(1000 + tokens)  # not that of weights
         problem = work.problem(tokens)
         count = problem.m // problem.top_k
         x = torch.randn(count, work.k, device=home, generator=generator).bfloat16()

@@ -92,7 +92,10 @@ def test_layouts_are_the_same_numbers_in_another_order(name: str) -> None:
     x = torch.randn(5, 2, 18)
     woven = x.transpose(1, 2).reshape(5, 36)
     split = Gating.of(name)(x.reshape(5, 36))
-    assert torch.equal(Gating.of(name, interleaved=True)(woven), split)
+    # torch rounds exp() of rows that lie together and of others differently.
+    torch.testing.assert_close(
+        Gating.of(name, interleaved=True)(woven), split, rtol=1e-6, atol=1e-7
+    )
     assert not torch.allclose(Gating.of(name)(x.flip(1).reshape(5, 36)), split)  # R58
 
 

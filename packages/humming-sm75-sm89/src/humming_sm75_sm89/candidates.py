@@ -54,7 +54,7 @@ _KIND_REGISTERS = {
 #: How much less is enough for those shapes with up to so many tokens, where sums stay in MMAs:
 #: ptxas 13.5 finds values again that it has no registers for.
 _SPARED_TOKENS = 16
-_SPARED = {GemmKind.INDEXED: 20, GemmKind.GROUPED_CONTIGUOUS: 40, GemmKind.GROUPED_MASKED: 40}
+_SPARED = {GemmKind.INDEXED: 20, GemmKind.GROUPED_CONTIGUOUS: 40, GemmKind.GROUPED_MASKED: 20}
 _SM_REGISTERS = 65536
 #: Shared memory that the system keeps of every CTA.
 _RESERVED_BYTES = 1024
@@ -146,7 +146,7 @@ def _copy_registers(
     chunks = ceil_div(tuning.tile_m * row_bytes // 16, 32 * tuning.team_warps)
     if not layout.has_order:
         return 4 * chunks + 8
-    return 8 * chunks + 128 // layer.activation.format.bits + 8
+    return 8 * chunks + 128 // layer.activation.format.bits + 16
 
 
 def _scale_registers(layout: MmaLayout) -> int:

@@ -31,8 +31,8 @@ _ISSUE = 1.7
 _MMA_CYCLES, _LEGACY = 8.0, 0.62
 #: Instructions per register of decoded weights, scales folded in or not, and per unit.
 _DECODE, _FOLD, _PER_UNIT = 2.5, 1.0, 120
-#: Of codes of FP8 as f16 or bf16, NaN and Inf included.
-_DECODE_FLOAT8 = 7.5
+#: Of codes of 8 bits as f16 or bf16: integers; FP8, NaN and Inf included.
+_DECODE_BYTE, _DECODE_FLOAT8 = 4.0, 7.5
 #: Cycles of a tile beside its units, and what the sums of another CTA take (fitted).
 _PER_TILE, _PER_PART = 4000.0, 1500.0
 #: Bytes per cycle from L2 to an SM (fitted).
@@ -102,7 +102,9 @@ def decode_instructions(layout: MmaLayout) -> float:
     code = layout.weight.code
     if code == layout.target:
         return 0.0
-    return _DECODE_FLOAT8 if code.is_float and code.bits == 8 else _DECODE
+    if code.bits < 8:
+        return _DECODE
+    return _DECODE_FLOAT8 if code.is_float else _DECODE_BYTE
 
 
 def _intervals(layer: LayerConfig, layout: MmaLayout) -> int:

@@ -48,7 +48,7 @@ _ROUTED, _ROUTED_BYTES = 20, 13
 _WIDTHS, _WIDTHS_ZERO, _WIDTHS_FEW = {"zero": 24, "code": 14, "scales": 24}, 4, 29
 _ZERO_POINT = 8
 _BATCH = {2: 4, 8: 4}
-_FOLDED = {32: 4, 16: 8}
+_FOLDED = {32: 4, 16: 12}
 _PROMOTED = {16: 24}
 #: Scales of 8 bits per 16 columns are few enough to be loaded ahead, and all of them are.
 _SMALL_SCALES = 130
