@@ -213,7 +213,7 @@ def test_both_layouts_give_the_same_bits_if_their_kernels_are_cut_alike() -> Non
 
 
 def test_a_layout_is_chosen_by_the_number_of_rows() -> None:
-    layer = moe(Oracle(*weights_of("u4-g32-bf16", 4, 128, 128)), device=H100)
+    layer = moe(Oracle(*weights_of("u4-g32-bf16", 4, 512, 512)), device=H100)
     kinds = []
     for m in (1, 8, 4096, 65536):
         products = layer._products(torch.bfloat16, 2 * m, 2)

@@ -146,7 +146,7 @@ def _copy_registers(
     chunks = ceil_div(tuning.tile_m * row_bytes // 16, 32 * tuning.team_warps)
     if not layout.has_order:
         return 4 * chunks + 8
-    return 8 * chunks + 128 // layer.activation.format.bits + 16
+    return 8 * chunks + 128 // layer.activation.format.bits + 20
 
 
 def _scale_registers(layout: MmaLayout) -> int:
