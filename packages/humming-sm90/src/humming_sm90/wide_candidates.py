@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import ceil, gcd, sqrt
-from statistics import NormalDist
+from math import ceil, gcd
 
 from humming.backend import Problem
 from humming.configs import ComputeConfig, GemmKind, LayerConfig
@@ -14,6 +13,7 @@ from humming.profiles import DeviceProfile
 from humming.scheduling import ceil_div
 from humming_sm75_sm89.folding import can_fold
 from humming_sm75_sm89.layout import MmaLayout
+from humming_sm75_sm89.spread import spread
 from humming_sm75_sm89.tuning import COUNTER_BYTES
 from humming_sm90.stream_tuning import StreamTuning
 from humming_sm90.wide_kernel import (
@@ -35,9 +35,6 @@ _GROUPED_SHAPES = ((256, 5), (192, 6), (160, 7), (128, 8), (64, 8))
 _SPLITS = (2, 3, 4, 6, 8)
 #: The fewest 128s of K that are worth a CTA of their own.
 _FEWEST_UNITS = 4
-#: What experts have in the place of the mean number of rows, if tokens choose them by chance: so
-#: many standard deviations more.
-_DEVIATIONS = tuple(NormalDist().inv_cdf((i + 0.5) / 16) for i in range(16))
 #: Of a device whose profile does not say.
 _SOME_SHARED_BYTES, _SOME_SMS, _SOME_CLOCK, _SOME_GBPS = 227 * 1024, 132, 1980.0, 3350.0
 
@@ -170,24 +167,22 @@ def microseconds(  # budget: what a backend is asked about
     """Estimated time of a call on this device."""
     sms = profile.limits.sm_count or _SOME_SMS
     clock = profile.rates.clock_mhz or _SOME_CLOCK
-    counts = _rows(layer, compute, problem)
-    every = max(layer.experts, 1) / len(counts)  # experts that have one of these numbers of rows
+    found = spread(layer, compute, problem)
     row_tiles, cycles = 0.0, 0.0
-    for rows in filter(None, counts):
+    for experts, rows in found:
         tiles = ceil_div(rows, tuning.tile_m)
         tokens = width(layer, compute, layout, tuning, ceil_div(rows, tiles))
-        row_tiles += every * tiles
-        cycles += every * tiles * _step_cycles(layer, compute, layout, tuning, tokens)
+        row_tiles += experts * tiles
+        cycles += experts * tiles * _step_cycles(layer, compute, layout, tuning, tokens)
     waves = ceil(row_tiles * ceil_div(layer.n, TILE_N) * tuning.splits / sms)
     steps = 128 // step_of(layout) * ceil_div(ceil_div(layer.k, 128), tuning.splits)
     compute_us = waves * steps * cycles / row_tiles / clock + _TILE_US
     if compute.gemm is not GemmKind.DENSE:
         compute_us *= _GROUPED
-    busy = every * sum(map(bool, counts))
-    moved = busy * layer.n * layer.k * layer.weight.bits_per_weight(layer.n, layer.k)
-    moved += (
-        every * sum(counts) * (layer.k * layer.activation.format.bits + layer.n * layer.output.bits)
-    )
+    bits = layer.weight.bits_per_weight(layer.n, layer.k)
+    moved = sum(experts for experts, _ in found) * layer.n * layer.k * bits
+    every = sum(experts * rows for experts, rows in found)
+    moved += every * (layer.k * layer.activation.format.bits + layer.n * layer.output.bits)
     memory_us = moved / 8 / ((profile.rates.dram_gbps or _SOME_GBPS) * 0.87e3)
     parts_us = _PART_US * tuning.splits * (tuning.splits > 1)
     return _LAUNCH_US + max(compute_us, memory_us + _TILE_US * (tuning.splits > 1)) + parts_us
@@ -241,13 +236,3 @@ def _mean_rows(layer: LayerConfig, compute: ComputeConfig, problem: Problem) -> 
     if compute.gemm is GemmKind.GROUPED_CONTIGUOUS:
         return problem.m / max(layer.experts, 1)
     return problem.m
-
-
-def _rows(layer: LayerConfig, compute: ComputeConfig, problem: Problem) -> list[int]:
-    """Rows of weights: all have as many, or so many each in equal shares of the experts."""
-    mean = _mean_rows(layer, compute, problem)
-    if compute.gemm is not GemmKind.GROUPED_CONTIGUOUS:
-        return [problem.m]
-    deviation = sqrt(mean * (1 - 1 / max(layer.experts, 1)))
-    counts = [max(round(mean + deviation * more), 0) for more in _DEVIATIONS]
-    return counts if any(counts) else [1]
