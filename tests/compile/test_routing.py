@@ -11,7 +11,7 @@ from routing_cases import CASES, POISON, Aligned, Ids, expected, layer_of, padde
 
 import humming
 import humming_sim
-from humming.backend import KernelSpec, Problem
+from humming.backend import UNTILED, KernelSpec, Problem
 from humming.configs import GemmKind
 from humming.errors import ConfigError, UnsupportedError
 from humming.jit import Binary, HeaderRoots, Program, Renderer, compile_program
@@ -64,7 +64,7 @@ def test_slots_are_those_of_the_reference(case: str, experts: int) -> None:
     for number, choices in enumerate((1, 31, 70, 700)):
         wide = (number + experts) % 2 == 0
         ids = CASES[case](rng, choices, experts).astype(np.int64 if wide else np.int32)
-        check(ids, experts, row_tile=(8, 16, 64, 128)[number], ctas=(0, 1, 0, 2)[number])
+        check(ids, experts, row_tile=(8, UNTILED, 64, 128)[number], ctas=(0, 1, 0, 2)[number])
 
 
 @pytest.mark.parametrize(("choices", "ctas"), [(40, 7), (900, 2), (2500, 3), (3000, 1), (500, 16)])
@@ -72,6 +72,7 @@ def test_slots_are_those_of_the_reference(case: str, experts: int) -> None:
 def test_any_number_of_ctas_gives_the_same(experts: int, choices: int, ctas: int) -> None:
     ids = CASES["random"](np.random.default_rng(choices), choices, experts).astype(np.int32)
     check(ids, experts, 16, ctas)
+    check(ids, experts, UNTILED, ctas)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -83,6 +84,7 @@ def test_warps_in_any_order_give_the_same(case: str, seed: int) -> None:
 
 def test_without_choices_there_are_no_tiles() -> None:
     check(np.zeros(0, np.int32), 8, 16)
+    check(np.zeros(0, np.int32), 8, UNTILED)
 
 
 def test_an_id_of_64_bits_is_not_cut_to_32() -> None:
@@ -102,13 +104,14 @@ def test_a_launch_has_more_ctas_for_more_choices_and_says_its_limits() -> None:
     with pytest.raises(ConfigError, match="choices"):
         spec.launch(Problem(m=2**31), layer_of(8))
     with pytest.raises(ConfigError, match="row_tile"):
-        align_spec(0, False, "compute_75")
+        align_spec(-1, False, "compute_75")
 
 
 def test_there_is_room_for_whatever_the_ids_are() -> None:
     assert aligned_sizes(10, 4, 8) == (32, 4)  # 7 + 1 + 1 + 1 choices; one each would fill less
     assert aligned_sizes(0, 4, 8) == (0, 0)
     assert aligned_sizes(3, 100, 8) == (24, 3)
+    assert aligned_sizes(3, 100, UNTILED) == (3, 101)
 
 
 @pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_89", "sm_90a", "sm_120"])

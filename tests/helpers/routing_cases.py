@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from humming.backend import UNTILED
 from humming.configs import LayerConfig
 from humming.formats.activation import ActivationScheme
 from humming.formats.scheme import WeightScheme
@@ -56,8 +57,13 @@ def padded(size: int) -> npt.NDArray[np.int32]:
 
 
 def expected(ids: Ids, experts: int, row_tile: int) -> IndexedRows:
-    """The reference."""
-    return align_rows(ids.tolist(), experts, row_tile)
+    """The reference; without tiles, offsets are in the place of experts."""
+    if row_tile != UNTILED:
+        return align_rows(ids.tolist(), experts, row_tile)
+    sorted_choices = align_rows(ids.tolist(), experts, 1)
+    counts = np.bincount(np.array(sorted_choices.experts, np.int64), minlength=experts)
+    offsets = np.concatenate([[0], counts.cumsum()])
+    return IndexedRows(sorted_choices.slots, tuple(map(int, offsets)))
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,11 @@ class Aligned:
 
     def check(self, rows: IndexedRows, row_tile: int) -> None:
         """It is the reference, and nothing else was written."""
-        assert self.row_tiles == len(rows.experts)
-        assert len(rows.slots) == self.row_tiles * row_tile
+        if row_tile == UNTILED:
+            assert self.row_tiles == len(rows.slots)
+        else:
+            assert self.row_tiles == len(rows.experts)
+            assert len(rows.slots) == self.row_tiles * row_tile
         for written, reference in (
             (self.slots, rows.slots),
             (self.tile_experts, rows.experts),

@@ -39,7 +39,7 @@ HEADERS = HeaderRoots(
 )
 pytestmark = pytest.mark.compile
 
-DENSE, CONTIGUOUS, MASKED = GemmKind.DENSE, GemmKind.GROUPED_CONTIGUOUS, GemmKind.GROUPED_MASKED
+DENSE, INDEXED, CONTIGUOUS, MASKED = GemmKind
 #: Of the experts: none, one, and around the ends of parts of tiles.
 ROWS = (0, 1, 63, 65, 129, 200, 257)
 #: Weights, activations, whether scales are folded, tokens of a tile, kind.
@@ -51,7 +51,12 @@ TRIALS = (
     ("s4-g128-f32", "s8-token-f32", False, 192, CONTIGUOUS),
     ("e4m3fn-channel-f32", "e4m3fn-token-f32", False, 128, CONTIGUOUS),
     ("s8-channel-f32", "s8-token-f32", False, 64, MASKED),
+    ("u4-g128-bf16", "bf16", True, 256, INDEXED),
+    ("e2m1-g32-e8m0", "e4m3fn-token-f32", True, 160, INDEXED),
+    ("u4+z-g32-f16", "f16", False, 64, INDEXED),
 )
+#: Choices of a token, where experts are chosen by index.
+TOP_K = 4
 
 
 def numbers_of(x: str) -> dict[str, str]:
@@ -61,11 +66,15 @@ def numbers_of(x: str) -> dict[str, str]:
 def expert_call(
     case: Case, generator: torch.Generator
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Activations of ROWS; behind the last are some that belong to none."""
+    """Activations of ROWS, and some that belong to none."""
     dtype = TORCH_FLOATS[case.dtype]
     if case.kind is MASKED:
         x = random_activations((len(ROWS), max(ROWS), case.k), generator, dtype, "cpu")
         return x, {"expert_counts": torch.tensor(ROWS, dtype=torch.int32)}
+    if case.kind is INDEXED:
+        ids = torch.tensor([i for i, rows in enumerate(ROWS) for _ in range(rows)] + [-1] * 5)
+        ids = ids[torch.randperm(len(ids), generator=generator)].view(-1, TOP_K)
+        return random_activations((len(ids), case.k), generator, dtype, "cpu"), {"expert_ids": ids}
     offsets = torch.tensor((0, *ROWS)).cumsum(0).to(torch.int32)
     x = random_activations((sum(ROWS) + 5, case.k), generator, dtype, "cpu")
     return x, {"expert_offsets": offsets}

@@ -95,7 +95,7 @@ def test_narrow_layers_are_refused_for_what_mma_sync_does_not_multiply() -> None
 def test_pipelines_propose_what_they_can_multiply() -> None:
     assert set(kinds(NARROW)) == {"MmaTuning", "StreamTuning", "WideTuning"}
     indexed = dataclasses.replace(NARROW, kind=GemmKind.INDEXED)
-    assert set(kinds(indexed)) == {"MmaTuning", "StreamTuning"}
+    assert set(kinds(indexed)) == {"MmaTuning", "StreamTuning", "WideTuning"}
     assert set(kinds(SAME)) == {"WgmmaTuning"}
     integers = dataclasses.replace(NARROW, activation="s8-token-f32")
     half = dataclasses.replace(NARROW, dtype="f16", weight="u4-g128-f16", accumulate="f16")

@@ -237,6 +237,12 @@ class Arg(NamedTuple):
     kind: str
 
 
+#: A kernel's `row_tile` if it wants choices sorted by expert but not cut into tiles: then `slots`
+#: are the numbers of choices [choices], and `groups` offsets [E + 1] into them, as of contiguous
+#: rows.
+UNTILED = 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class KernelSpec:
     """One kernel as data: what to render, what for, and how to launch it.
@@ -249,7 +255,7 @@ class KernelSpec:
         args: in the order of the kernel's parameters. Beside the tensors of
             :class:`PackedWeight`, these are what `humming.engine` knows; see ARGUMENTS there.
         launch: sizes of a call to its launch shape; the same object for the same shape is faster.
-        row_tile: rows of a tile, for what sorts rows into tiles (indexed).
+        row_tile: rows of a tile, for what sorts rows into tiles (indexed); or UNTILED.
         workspace: bytes of scratch memory that a call needs. The launches of a backend on one
             stream share it. It is zero before the first of them, and what some kernel of the
             backend expects to be zero each launch leaves so: counters lie in one place for all.

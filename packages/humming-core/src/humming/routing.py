@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-from humming.backend import Arg, KernelSpec, LaunchShape, Problem
+from humming.backend import UNTILED, Arg, KernelSpec, LaunchShape, Problem
 from humming.configs import GemmKind, LayerConfig
 from humming.errors import ConfigError, UnsupportedError
 from humming.scheduling import ceil_div, max_row_tiles
@@ -25,7 +25,12 @@ _INT_LIMIT = 2**31
 
 
 class AlignedSizes(NamedTuple):
-    """Elements of what the kernel writes, enough whatever the ids are."""
+    """Elements of what the kernel writes, enough whatever the ids are.
+
+    Attributes:
+        slots: of ``slots``.
+        row_tiles: of ``tile_experts``.
+    """
 
     slots: int
     row_tiles: int
@@ -49,8 +54,11 @@ def align_spec(row_tile: int, ids_64bit: bool, arch: str) -> KernelSpec:
     elements, the last with one; and the numbers of ``choices`` and ``experts``. The result is the
     same on every run. What lies behind the last row of tiles is not written.
 
+    Without tiles, ``slots`` are the sorted choices alone, ``tile_experts`` where those of each
+    expert begin [experts + 1], and ``row_tiles`` how many they are.
+
     Args:
-        row_tile: rows of a tile.
+        row_tile: rows of a tile, or UNTILED.
         ids_64bit: whether ids are int64 instead of int32.
         arch: target architecture as the compiler spells it.
 
@@ -58,8 +66,8 @@ def align_spec(row_tile: int, ids_64bit: bool, arch: str) -> KernelSpec:
         ConfigError: a tile without rows; by `launch`: more choices than int32 can count.
         UnsupportedError: by `launch`: more than MAX_EXPERTS experts.
     """
-    if row_tile < 1:
-        raise ConfigError("row_tile", row_tile, "a positive number of rows")
+    if row_tile < 0:
+        raise ConfigError("row_tile", row_tile, f"a positive number of rows, or {UNTILED} for none")
     name = f"humming.align_rows.{'i64' if ids_64bit else 'i32'}_m{row_tile}"
     return KernelSpec(
         name=name,
@@ -157,8 +165,10 @@ def aligned_sizes(choices: int, experts: int, row_tile: int) -> AlignedSizes:
     Args:
         choices: (token, choice) pairs.
         experts: number of experts.
-        row_tile: rows of a tile.
+        row_tile: rows of a tile, or UNTILED.
     """
+    if row_tile == UNTILED:
+        return AlignedSizes(slots=choices, row_tiles=experts + 1)
     tiles = max_row_tiles(GemmKind.INDEXED, choices, row_tile, experts)
     return AlignedSizes(slots=tiles * row_tile, row_tiles=tiles)
 

@@ -20,7 +20,7 @@ from humming_sm90.wide_kernel import (
     chunk,
     promotes,
     refuse_wide,
-    table_bytes,
+    shared_bytes,
     tile_count,
     width,
 )
@@ -132,7 +132,7 @@ def _with_stages(
     most = profile.limits.smem_block_bytes or _SOME_SHARED_BYTES
     for stages in range(tuning.stages, FEWEST_STAGES - 1, -1):
         fewer = replace(tuning, stages=stages)
-        if fewer.shared_bytes(layout) + table_bytes(layer, compute) <= most:
+        if shared_bytes(layer, compute, layout, fewer) <= most:
             return fewer
     return None
 
@@ -205,7 +205,7 @@ def _step_cycles(  # budget: what decides it, and tokens
         promotion = _PROMOTION_CYCLES + _CONVERSION_CYCLES * layout.target.is_integer
         decode += promotion * chunks * (1 + further)
     left_out = (tuning.tokens - tokens) * 128
-    fill = (tuning.shared_bytes(layout) / tuning.stages - left_out) / _FILL_BYTES
+    fill = (tuning.stage_bytes(layout) - left_out) / _FILL_BYTES
     return max(mma, decode + _BLOCKED * mma, fill)
 
 
@@ -233,6 +233,6 @@ def _intervals(layout: MmaLayout) -> int:
 
 def _mean_rows(layer: LayerConfig, compute: ComputeConfig, problem: Problem) -> float:
     """Of an expert. Where they are masked, the largest number that it may have."""
-    if compute.gemm is GemmKind.GROUPED_CONTIGUOUS:
+    if compute.gemm in (GemmKind.GROUPED_CONTIGUOUS, GemmKind.INDEXED):
         return problem.m / max(layer.experts, 1)
     return problem.m

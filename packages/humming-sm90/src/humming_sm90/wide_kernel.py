@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from humming.backend import Arg, KernelSpec, LaunchShape, Problem, TensorMap
+from humming.backend import UNTILED, Arg, KernelSpec, LaunchShape, Problem, TensorMap
 from humming.configs import ComputeConfig, GemmKind, LayerConfig
 from humming.errors import ConfigError
 from humming.formats.number import NumberFormat
@@ -23,11 +23,13 @@ from humming_sm90.wide_tuning import TILE_N, WideTuning, step_of
 
 __all__ = [
     "ARGS",
+    "INDEXED_ARGS",
     "WideContext",
     "chunk",
     "promotes",
     "promotes_all",
     "refuse_wide",
+    "shared_bytes",
     "tile_count",
     "wide_spec",
     "width",
@@ -44,6 +46,8 @@ ARGS = tuple(
         ("groups", "ptr"),
     )
 )  # fmt: skip
+#: Those where rows of x are chosen by index: threads copy them, and TMA does not.
+INDEXED_ARGS = (Arg("x", "ptr"), *ARGS[1:], Arg("slots", "ptr"), Arg("top_k", "i32"))
 
 #: K per scale where all of K shares one, so that one kernel serves every K.
 _ALL = 1 << 30
@@ -67,6 +71,7 @@ class WideContext:
     scale: NumberFormat
     output: NumberFormat
     kind: GemmKind
+    indexed: bool
     zero: Zero
     group: int
     zero_group: int
@@ -96,8 +101,6 @@ def refuse_wide(layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout) -
         return f"multiplies {pairs}, not {layout.target} by {layer.activation.format}"
     if layer.activation.group_size:
         return f"{layer.activation} activations have scales of groups"
-    if compute.gemm is GemmKind.INDEXED:
-        return "rows of activations chosen by index: TMA copies rows that lie together"
     if layout.has_order:
         return "columns in another order: activations are copied as they lie in memory"
     if compute.accumulate is not None and compute.accumulate.name == "f16":
@@ -176,16 +179,17 @@ def wide_spec(
     """
     _check(profile, layer, compute, layout, tuning)
     context = _context(layer, compute, layout, tuning)
+    indexed = context.indexed
     return KernelSpec(
         name=context.name,
         template="humming_sm90/wide.cu.j2",
         context=context,
         arch=profile.target.arch,
-        args=ARGS,
+        args=INDEXED_ARGS if indexed else ARGS,
         launch=_launch(profile, compute, tuning, context.shared_bytes),
-        row_tile=tuning.tile_m,
+        row_tile=UNTILED if indexed else tuning.tile_m,
         workspace=_workspace(compute, tuning),
-        maps={"x": _x_map(layer, layout, tuning)},
+        maps={} if indexed else {"x": _x_map(layer, layout, tuning)},
     )
 
 
@@ -199,7 +203,7 @@ def _check(
     refusal = refuse_wide(layer, compute, layout)
     if refusal is not None:
         raise ConfigError("tuning", str(tuning), f"one for another kernel: {refusal}")
-    needed = tuning.shared_bytes(layout) + table_bytes(layer, compute)
+    needed = shared_bytes(layer, compute, layout, tuning)
     most = profile.limits.smem_block_bytes
     if most is not None and needed > most:
         allowed = f"at most {most} bytes of shared memory, which is what {profile.title} has"
@@ -224,6 +228,7 @@ def _context(
         scale=layout.scale,
         output=layer.output,
         kind=compute.gemm,
+        indexed=compute.gemm is GemmKind.INDEXED,
         zero=layer.weight.zero,
         group=_ALL if layout.group >= whole else layout.group,
         zero_group=_ALL if layout.zero_group >= whole else layout.zero_group,
@@ -236,7 +241,7 @@ def _context(
         counter_bytes=COUNTER_BYTES,
         raster_axis=Axis.ROWS,
         threads=tuning.threads,
-        shared_bytes=tuning.shared_bytes(layout),
+        shared_bytes=tuning.shared_bytes(layout, indexed=compute.gemm is GemmKind.INDEXED),
         mma_types=instruction.types,
         mma_k=instruction.k,
         mma_immediates=instruction.immediates,
@@ -276,7 +281,15 @@ def tile_count(kind: GemmKind, layer: LayerConfig, problem: Problem, tuning: Wid
     return rows * ceil_div(layer.n, tuning.tile_n)
 
 
-def table_bytes(layer: LayerConfig, compute: ComputeConfig) -> int:
+def shared_bytes(
+    layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning
+) -> int:
+    """Dynamic shared memory of a CTA."""
+    indexed = compute.gemm is GemmKind.INDEXED
+    return tuning.shared_bytes(layout, indexed=indexed) + _table_bytes(layer, compute)
+
+
+def _table_bytes(layer: LayerConfig, compute: ComputeConfig) -> int:
     """Where rows are grouped: how many tiles come before each expert's."""
     return 0 if compute.gemm is GemmKind.DENSE else 4 * (layer.experts + 1)
 
@@ -290,7 +303,7 @@ def _launch(
         return LaunchShape(
             grid=(min(tiles * tuning.splits, profile.limits.sm_count or _SOME_SMS), 1, 1),
             block=(tuning.threads, 1, 1),
-            shared_bytes=shared + table_bytes(layer, compute),
+            shared_bytes=shared + _table_bytes(layer, compute),
         )
 
     return shape

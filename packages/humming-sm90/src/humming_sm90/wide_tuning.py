@@ -22,7 +22,8 @@ SPLIT_TOKENS = 128
 #: Of a ring: one is multiplied, one was, one is decoded.
 FEWEST_STAGES = 3
 _MOST_STAGES = 16
-_RESULT_BYTES, _FLAG_BYTES = 2 * 8192, 16
+#: Of both warpgroups, and of a token where rows are chosen by index.
+_RESULT_BYTES, _FLAG_BYTES, _PLACE_BYTES = 2 * 8192, 16, 2 * 8
 #: Tokens of a copy of a part of a tile; twin of ``Plan::kBox``.
 _BOX = 32
 
@@ -102,10 +103,19 @@ class WideTuning(TuningConfig):
         """Tokens that a copy brings."""
         return _BOX if self.fits else self.tokens
 
-    def shared_bytes(self, layout: MmaLayout) -> int:
-        """Dynamic shared memory without the table of experts; twin of ``Plan::kSharedBytes``."""
-        stage = self.tokens * 128 + TILE_N * _row_bytes(layout) + 2 * 8
-        return self.stages * stage + _RESULT_BYTES + _FLAG_BYTES
+    def shared_bytes(self, layout: MmaLayout, *, indexed: bool = False) -> int:
+        """Dynamic shared memory without the table of experts; twin of ``Plan::kSharedBytes``.
+
+        Args:
+            layout: of the weight.
+            indexed: rows of activations are chosen by index.
+        """
+        places = _PLACE_BYTES * self.tokens * indexed
+        return self.stages * self.stage_bytes(layout) + _RESULT_BYTES + places + _FLAG_BYTES
+
+    def stage_bytes(self, layout: MmaLayout) -> int:
+        """Of the ring, both barriers of a stage included."""
+        return self.tokens * 128 + TILE_N * _row_bytes(layout) + 2 * 8
 
 
 def _row_bytes(layout: MmaLayout) -> int:

@@ -23,9 +23,9 @@ class Alignment(NamedTuple):
     """See :class:`humming.scheduling.IndexedRows`; all int32, as large as they could have to be.
 
     Attributes:
-        experts: of each row tile.
-        slots: row_tile of them for each row tile.
-        row_tiles: [1], how many of them there are.
+        experts: of each row tile; of UNTILED kernels offsets, [experts + 1].
+        slots: row_tile of them for each row tile; of UNTILED kernels the sorted choices.
+        row_tiles: [1], how many of them there are; of UNTILED kernels how many slots.
     """
 
     experts: torch.Tensor

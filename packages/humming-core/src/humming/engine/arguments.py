@@ -54,9 +54,9 @@ ARGUMENTS = {
     "groups": Argument(
         "ptr",
         "call",
-        "int32: offsets [E + 1] (contiguous), counts [E] (masked), experts of row tiles (indexed)",
+        "int32: offsets [E + 1] (contiguous, UNTILED), counts [E] (masked), experts of row tiles",
     ),
-    "slots": Argument("ptr", "call", "int32: indexed: see IndexedRows.slots"),
+    "slots": Argument("ptr", "call", "int32: indexed: see IndexedRows.slots, or UNTILED"),
     "row_tiles": Argument("ptr", "call", "int32 [1]: indexed: how many row tiles there are"),
     "top_k": Argument("i32", "call", "indexed: choices per row of x; else 1"),
     "n": Argument("i32", "layer", "output features"),

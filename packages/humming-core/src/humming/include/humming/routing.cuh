@@ -151,6 +151,16 @@ struct AlignedExperts {
   }
 };
 
+/// Stores where each expert's rows begin, [experts + 1], and how many there are.
+__device__ inline void store_offsets(AlignedExperts<1> const& found, int* offsets, int* rows,
+                                     int experts, u32 all) {
+  u32 const thread = blockIdx.x * kAlignThreads + threadIdx.x;
+  u32 const threads = gridDim.x * kAlignThreads;
+  for (u32 expert = thread; expert < experts; expert += threads)
+    offsets[expert] = int(found.first[expert]);
+  if (thread == 0) offsets[experts] = *rows = int(all);
+}
+
 /// Tiles of kRowTile slots, each with one expert. slots: int32, row_tiles * kRowTile of them.
 /// tile_experts: int32 per row of tiles. row_tiles: how many there are.
 template <int kRowTile>
@@ -180,6 +190,24 @@ struct TileSlots {
   }
 };
 
+/// Choices sorted by expert, and no tiles. slots: int32 [choices]. offsets [experts + 1]: where each
+/// expert's begin. rows: how many there are.
+struct SortedSlots {
+  static constexpr int kTile = 1;
+
+  int* slots;
+  int* offsets;
+  int* rows;
+
+  __device__ u32 begin(u32, u32 rows_before) const { return rows_before; }
+  __device__ void place(u32 slot, u32 choice, u32) const { slots[slot] = int(choice); }
+  __device__ void leave(u32) const {}
+
+  __device__ void finish(AlignedExperts<kTile> const& found, int experts, int, u32 all) const {
+    store_offsets(found, offsets, rows, experts, all);
+  }
+};
+
 /// Rows that lie together for each expert. sources [choices]: the row of activations of each row,
 /// `choices` behind the last. places [choices]: the row of each choice, or -1. offsets
 /// [experts + 1]: where each expert's rows begin. rows [1]: how many there are.
@@ -201,11 +229,9 @@ struct SortedRows {
 
   __device__ void finish(AlignedExperts<kTile> const& found, int experts, int choices,
                          u32 all) const {
+    store_offsets(found, offsets, rows, experts, all);
     u32 const thread = blockIdx.x * kAlignThreads + threadIdx.x;
     u32 const threads = gridDim.x * kAlignThreads;
-    for (u32 expert = thread; expert < experts; expert += threads)
-      offsets[expert] = int(found.first[expert]);
-    if (thread == 0) offsets[experts] = *rows = int(all);
     for (u32 row = all + thread; row < choices; row += threads) sources[row] = choices;
   }
 };

@@ -7,18 +7,17 @@ namespace humming::sm90 {
 
 struct Tile {
   int expert, column;
-  Index first;  // row of x and of the result
+  Index first;  // row of x and of the result; of indexed problems the slot
   int count;    // rows that there are, at most those of a tile
 };
 
 /// The tiles of a launch, of at most `kTokens` rows of x. Producers and consumers walk through them
-/// side by side. If `kEven` is not 0, the tiles of an expert have as many rows each, but that they
+/// side by side. Choices that are sorted and not cut into tiles are as rows that lie together. If `kEven` is not 0, the tiles of an expert have as many rows each, but that they
 /// are a multiple of kEven in all but the last; there are no more tiles than otherwise.
 template <class P, int kTokens = kTileM, class Args = Arguments, int kEven = 0>
 class Tiles {
   static constexpr bool kMasked = P::kKind == GemmKind::kGroupedMasked;
-  static constexpr bool kGrouped = kMasked || P::kKind == GemmKind::kGroupedContiguous;
-  static_assert(kGrouped || P::kKind == GemmKind::kDense, "Tiles: no such kind of GEMM here");
+  static constexpr bool kGrouped = P::kKind != GemmKind::kDense;
   static_assert(kEven == 0 || kTokens % kEven == 0, "Tiles: some would be empty");
 
  public:

@@ -50,4 +50,16 @@ __device__ __forceinline__ void cp_async_4(u32 to, void const* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
+/// cp.async.cg of 16 bytes, or zeros in their place.
+__device__ __forceinline__ void cp_async_16(u32 to, u64 from, bool zeros) {
+  asm volatile(
+      "{\n"
+      ".reg .pred zeros;\n"
+      "setp.ne.u32 zeros, %2, 0;\n"
+      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, zeros;\n"
+      "}" ::"r"(to),
+      "l"(from), "r"(u32(zeros))
+      : "memory");
+}
+
 }  // namespace humming::sm90

@@ -32,7 +32,7 @@ __device__ __forceinline__ void consume(Arguments const& args, Items<P> const& i
     }
     if (own)
       Epilogue<P>(args, item.tile, place, pair.first + place.group)
-          .store(totals, shared.result(place.group));
+          .store(totals, shared.result(place.group), shared.places(place.group));
   });
 }
 
@@ -43,7 +43,7 @@ __device__ __forceinline__ void gemm(Arguments const& args) {
   extern __shared__ __align__(1024) u8 dynamic[];
   Shared<P> const shared{shared_address(dynamic)};
   if (threadIdx.x == 0) {
-    prefetch_tensormap(args.x);
+    if constexpr (!Plan<P>::kIndexed) prefetch_tensormap(args.x);
     for (int stage = 0; stage < P::kStages; ++stage) {
       mbarrier_init(shared.full(stage), Plan<P>::kFillers);
       mbarrier_init(shared.empty(stage), kConsumerWarps);

@@ -25,6 +25,7 @@
 #pragma once
 
 #include <humming/gemm/mainloop.cuh>
+#include <humming_sm90/gather.cuh>
 #include <humming_sm90/tiles.cuh>
 
 namespace humming::sm90::wide {
@@ -35,7 +36,8 @@ static_assert(kBlock == kGroupM, "a block is a warpgroup's");
 
 /// Arguments of the kernel; named as in humming.engine.arguments.
 struct Arguments {
-  TensorMap const* x;
+  TensorMap const* x;  // but of indexed problems
+  Choices choices;     // of these alone
   float const* x_scales;
   u8 const* weight;
   u8 const* scales;
@@ -76,7 +78,8 @@ class Items {
   /// Calls `body` with each item of this CTA.
   template <class Body>
   __device__ __forceinline__ void for_each(Body const& body) const {
-    u32 const parts = P::kSplits < units_ ? P::kSplits : units_;
+    // Known where nothing is split, which saves who copies a division and what it leaves in registers.
+    u32 const parts = P::kSplits == 1 || P::kSplits < units_ ? P::kSplits : units_;
     u32 const length = units_ / parts, longer = units_ - length * parts;
     u32 const count = tiles_.count() * parts;
     for (u32 number = blockIdx.x; number < count; number += gridDim.x) {
@@ -149,14 +152,20 @@ struct Plan {
   static constexpr int kPanelBytes =
       kCodeBytes + kScales * kPanelScaleBytes + kZeros * kPanelZeroBytes;
 
+  static constexpr bool kIndexed = P::kKind == GemmKind::kIndexed;
+  static constexpr bool kHasRows = kPanelBytes > kCodeBytes;  // scales or zero points
+  /// Warps of the four that copy, less one for codes and one for scales.
+  using Gather = RowGather<P::kTokens, 2>;
   /// Threads that fill a stage: with x, with codes, with scales and zero points.
-  static constexpr int kFillers = kPanelBytes > kCodeBytes ? 3 : 2;
+  static constexpr int kFillers = (kIndexed ? Gather::kFillers : 1) + 1 + kHasRows;
 
   // Shared memory, from a multiple of 1024 on.
   static constexpr int kResultBytes = 8192;  // of a warpgroup: so much of the result at a time
   static constexpr int kResults = P::kStages * kXBytes;
   static constexpr int kWeights = kResults + kPanels * kResultBytes;
-  static constexpr int kFlag = kWeights + P::kStages * kPanels * kPanelBytes;
+  static constexpr int kPlaces = kWeights + P::kStages * kPanels * kPanelBytes;
+  static constexpr int kPlaceBytes = kIndexed ? 8 * P::kTokens : 0;  // of a warpgroup
+  static constexpr int kFlag = kPlaces + kPanels * kPlaceBytes;
   static constexpr int kFull = kFlag + 16;
   static constexpr int kEmpty = kFull + 8 * P::kStages;
   static constexpr int kSharedBytes = kEmpty + 8 * P::kStages;
@@ -182,6 +191,10 @@ struct Shared {
   }
   __device__ __forceinline__ u32 result(u32 group) const {
     return base + L::kResults + group * L::kResultBytes;
+  }
+  /// Of each row of a tile the row of the result and the factor, for a warpgroup.
+  __device__ __forceinline__ u32 places(u32 group) const {
+    return base + L::kPlaces + group * L::kPlaceBytes;
   }
   __device__ __forceinline__ u32 flag() const { return base + L::kFlag; }
   __device__ __forceinline__ u32 full(u32 stage) const { return base + L::kFull + 8 * stage; }

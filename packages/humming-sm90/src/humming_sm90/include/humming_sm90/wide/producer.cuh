@@ -1,10 +1,21 @@
 // Who fills the ring: three threads that start bulk copies, each of another operand, so that none
-// takes longer than the MMAs of few tokens.
+// takes longer than the MMAs of few tokens; where rows of x are chosen by index, two warps copy those.
 #pragma once
 
 #include <humming_sm90/wide/plan.cuh>
 
 namespace humming::sm90::wide {
+
+/// Tokens of a tile that are multiplied.
+template <class P>
+__device__ __forceinline__ int multiplied(Tile const& tile) {
+  if constexpr (P::kFits) {
+    int const whole = (tile.count - 1) / Plan<P>::kChunk * Plan<P>::kChunk;
+    return whole + P::Mma::width(tile.count - whole);
+  } else {
+    return P::kTokens;
+  }
+}
 
 /// Copies boxes of x: as many as hold what is multiplied.
 template <class P>
@@ -15,10 +26,7 @@ class TokenCopies {
  public:
   __device__ __forceinline__ TokenCopies(Arguments const& args, Tile const& tile)
       : args_(args), first_(int(tile.first)) {
-    if constexpr (P::kFits) {
-      int const whole = (tile.count - 1) / L::kChunk * L::kChunk;
-      boxes_ = (whole + P::Mma::width(tile.count - whole) + L::kBox - 1) / L::kBox;
-    }
+    if constexpr (P::kFits) boxes_ = (multiplied<P>(tile) + L::kBox - 1) / L::kBox;
   }
 
   __device__ __forceinline__ u32 bytes() const { return boxes_ * kBoxBytes; }
@@ -140,15 +148,37 @@ __device__ __forceinline__ void fill(Arguments const& args, Items<P> const& item
   });
 }
 
+/// Fills stages with rows of x that are chosen by index. Both warps call it, `warp` being 0 or 1.
+template <class P>
+__device__ __forceinline__ void gather(Arguments const& args, Items<P> const& items,
+                                       Shared<P> const& shared, u32 warp) {
+  int const row_bytes = args.k * P::Target::kBits / 8;
+  Ring<P::kStages> ring;
+  items.for_each([&](Item const& item) {
+    typename Plan<P>::Gather const rows(args.choices, item.tile.first, item.tile.count, warp);
+    int const count = multiplied<P>(item.tile);
+    for (int step = item.begin; step < item.end; ++step) {
+      mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
+      rows.start(shared.x(ring.stage), count, step * kRowBytes, row_bytes, shared.full(ring.stage));
+      ring.advance();
+    }
+  });
+}
+
 /// The part of the kernel for the warpgroup that copies.
 template <class P>
 __device__ __forceinline__ void produce(Arguments const& args, Items<P> const& items,
                                         Shared<P> const& shared) {
-  if (threadIdx.x % 32 != 0) return;
   int const warp = threadIdx.x / 32;
-  if (warp == 0) fill<P, TokenCopies<P>>(args, items, shared);
+  if constexpr (Plan<P>::kIndexed) {
+    if (warp == 0 || warp == 3) return gather<P>(args, items, shared, warp & 1);
+  }
+  if (threadIdx.x % 32 != 0) return;
+  if constexpr (!Plan<P>::kIndexed) {
+    if (warp == 0) fill<P, TokenCopies<P>>(args, items, shared);
+  }
   if (warp == 1) fill<P, CodeCopies<P>>(args, items, shared);
-  if constexpr (Plan<P>::kFillers == 3) {
+  if constexpr (Plan<P>::kHasRows) {
     if (warp == 2) fill<P, RowCopies<P>>(args, items, shared);
   }
 }

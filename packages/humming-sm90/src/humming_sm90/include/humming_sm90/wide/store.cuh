@@ -19,6 +19,11 @@ __device__ __forceinline__ void store_shared_float(u32 to, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }
 
+/// st.shared.v2.u32
+__device__ __forceinline__ void store_shared_64(u32 to, u32 first, u32 second) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(first), "r"(second) : "memory");
+}
+
 /// What the epilogue does with the sums of a panel.
 template <class P>
 class Epilogue {
@@ -43,9 +48,10 @@ class Epilogue {
     }
   }
 
-  /// Stores the results; `shared` is the warpgroup's own.
-  __device__ __forceinline__ void store(Totals<P> const& totals, u32 shared) const {
+  /// Stores the results; `shared` and `places` are the warpgroup's own.
+  __device__ __forceinline__ void store(Totals<P> const& totals, u32 shared, u32 places) {
     int const barrier = 1 + place_.group;
+    if constexpr (L::kIndexed) find_places(places);
 #pragma unroll
     for (int first = 0; first < P::kTokens; first += kPass) {
       if (first >= tile_.count) break;
@@ -64,16 +70,46 @@ class Epilogue {
     return token * kOutBytes + (sixteen ^ (token & 7)) * 16;
   }
 
+  /// Looks up where the tile's rows go and what their factors are; they are there after a barrier.
+  /// Behind the barrier before it everyone has read those of the tile before.
+  __device__ __forceinline__ void find_places(u32 places) {
+    places_ = places;
+    named_barrier<kGroupThreads>(1 + place_.group);
+#pragma unroll 1
+    for (int token = threadIdx.x % kGroupThreads; token < P::kTokens; token += kGroupThreads) {
+      int const row = token < tile_.count ? token : tile_.count - 1;
+      i32 const slot = __ldg(args_.choices.slots + tile_.first + row);
+      float scale = 1.0f;
+      if constexpr (P::kHasRowScales) scale = __ldg(args_.x_scales + args_.choices.source(slot));
+      store_shared_64(places + 8 * token, slot, bits_of(scale));
+    }
+  }
+
+  /// The row of the result of a token of the tile.
+  __device__ __forceinline__ Index target(int token) const {
+    if constexpr (L::kIndexed) {
+      return Index(load_shared_32(places_ + 8 * token));
+    } else {
+      return tile_.first + token;
+    }
+  }
+
+  /// The factor of a token, which may be one behind the tile's last.
+  __device__ __forceinline__ float factor(int token) const {
+    if constexpr (L::kIndexed) {
+      return __uint_as_float(load_shared_32(places_ + 8 * token + 4));
+    } else {
+      return __ldg(args_.x_scales + tile_.first + (token < tile_.count ? token : tile_.count - 1));
+    }
+  }
+
   /// Results of the thread for 8 tokens.
   __device__ __forceinline__ void values(Totals<P> const& totals, int eight,
                                          float (&results)[4]) const {
     float tokens[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      int const token = 8 * eight + place_.lane % 4 * 2 + i;
-      if constexpr (P::kHasRowScales)
-        tokens[i] = __ldg(args_.x_scales + tile_.first +
-                          (token < tile_.count ? token : tile_.count - 1));
+      if constexpr (P::kHasRowScales) tokens[i] = factor(8 * eight + place_.lane % 4 * 2 + i);
     }
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -88,7 +124,7 @@ class Epilogue {
     int const lane = place_.lane;
     if constexpr (kBytes == 2) {
 #pragma unroll
-      for (int eight = 0; eight < kPass / 8; eight += 2) {
+      for (int eight = 0; eight < kPass / 8 && first + 8 * eight < P::kTokens; eight += 2) {
         u32 pairs[4];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -102,7 +138,7 @@ class Epilogue {
       }
     } else {
 #pragma unroll
-      for (int eight = 0; eight < kPass / 8; ++eight) {
+      for (int eight = 0; eight < kPass / 8 && first + 8 * eight < P::kTokens; ++eight) {
         float results[4];
         values(totals, first / 8 + eight, results);
 #pragma unroll
@@ -138,14 +174,14 @@ class Epilogue {
     u32 words[4];
     load_shared_128(words, shared + at(token, sixteen));
     if (m >= tile_.count || n >= args_.n) return;
-    store(static_cast<u8*>(args_.out) + ((tile_.first + m) * args_.n + n) * kBytes, words,
-          args_.n - n);
+    store(static_cast<u8*>(args_.out) + (target(m) * args_.n + n) * kBytes, words, args_.n - n);
   }
 
   Arguments const& args_;
   Tile const& tile_;
   Consumer const& place_;
   int first_n_;
+  u32 places_;
   float factors_[2], biases_[2];
 };
 
