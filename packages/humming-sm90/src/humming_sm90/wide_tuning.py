@@ -24,8 +24,6 @@ FEWEST_STAGES = 3
 _MOST_STAGES = 16
 #: Of both warpgroups, and of a token where rows are chosen by index.
 _RESULT_BYTES, _FLAG_BYTES, _PLACE_BYTES = 2 * 8192, 16, 2 * 8
-#: Tokens of a copy of a part of a tile; twin of ``Plan::kBox``.
-_BOX = 32
 
 
 def step_of(layout: MmaLayout) -> int:
@@ -100,8 +98,8 @@ class WideTuning(TuningConfig):
 
     @property
     def box(self) -> int:
-        """Tokens that a copy brings."""
-        return _BOX if self.fits else self.tokens
+        """Tokens that a copy brings; twin of ``Plan::kBox``."""
+        return self.tokens // 2 if self.fits else self.tokens
 
     def shared_bytes(self, layout: MmaLayout, *, indexed: bool = False) -> int:
         """Dynamic shared memory without the table of experts; twin of ``Plan::kSharedBytes``.

@@ -114,9 +114,10 @@ struct Plan {
 
   static constexpr int kChunks = P::kTokens / kChunk;
   static constexpr int kChunkSums = kChunk / 2;  // 64 rows for 128 threads
-  /// Rows of a copy of x; twin of WideTuning.box.
-  static constexpr int kBox = P::kFits ? 32 : P::kTokens;
-  static_assert(P::kTokens % kBox == 0, "Plan: copies that are no part of a tile");
+  /// Rows of a copy of x; twin of WideTuning.box. A thread starts some nine copies per microsecond
+  /// (H200), which is about a step: more than two for x would keep the tensor cores waiting.
+  static constexpr int kBox = P::kFits ? P::kTokens / 2 : P::kTokens;
+  static_assert(kBox % 8 == 0, "Plan: a copy that ends within a pattern of swizzled rows");
 
   // Scales and zero points: bytes of one, and how many of a row a step has.
   static constexpr bool kFloatZeros = P::kZero == Zero::kFloat;
