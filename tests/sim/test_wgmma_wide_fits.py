@@ -44,7 +44,7 @@ DENSE, INDEXED, CONTIGUOUS, MASKED = GemmKind
 ROWS = (0, 1, 63, 65, 129, 200, 257)
 #: Weights, activations, whether scales are folded, tokens of a tile, kind.
 TRIALS = (
-    ("u4-g128-bf16", "bf16", True, 256, CONTIGUOUS),
+    ("u4-g128-bf16", "bf16", True, 288, CONTIGUOUS),
     ("u4-g128-bf16", "bf16", False, 192, MASKED),
     ("u4+zf-g32-f16", "f16", False, 128, CONTIGUOUS),
     ("e2m1-g32-e8m0", "e4m3fn-token-f32", True, 160, MASKED),

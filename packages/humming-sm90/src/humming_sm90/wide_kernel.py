@@ -55,6 +55,8 @@ _ALL = 1 << 30
 _SOME_SMS = 64
 #: What tensor maps call activations of 16 bits; others are bytes to them.
 _ELEMENTS = {"f16": "float16", "bf16": "bfloat16"}
+#: The most that an instruction takes.
+_MMA_TOKENS = 256
 #: Registers of sums of an interval: of so many tokens there is room for beside the totals.
 _PROMOTED_TOKENS = 64
 #: Up to here tiles are cut to the next 16 tokens, and larger ones to the next 32.
@@ -133,9 +135,9 @@ def promotes(
 
 def chunk(layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning) -> int:
     """Tokens that one MMA takes."""
-    if not promotes(layer, compute, layout, tuning):
-        return tuning.tokens
-    return min(tuning.tokens, _PROMOTED_TOKENS)
+    if promotes(layer, compute, layout, tuning):
+        return min(tuning.tokens, _PROMOTED_TOKENS)
+    return tuning.tokens if tuning.tokens <= _MMA_TOKENS else tuning.tokens // 2
 
 
 def widths(
@@ -144,12 +146,14 @@ def widths(
     """Tokens that an MMA may take, ascending: the last is a chunk.
 
     Where it takes a whole tile there are several, if the tuning fits. Rows that make more than one
-    tile fill more than half of each, so that there are none for less. Each adds to the time that
-    the kernel takes to compile.
+    tile fill more than half of each, so that there are none for less; of a tile that takes two, one
+    of them may have any part. Each adds to the time that the kernel takes to compile.
     """
     whole = chunk(layer, compute, layout, tuning)
     if not tuning.fits or promotes(layer, compute, layout, tuning):
         return (whole,)
+    if whole < tuning.tokens:
+        return tuple(range(whole % 32, whole + 1, 32))
     return tuple(range(whole // 2, whole + 1, 16 if whole <= _FINE_TOKENS else 32))
 
 

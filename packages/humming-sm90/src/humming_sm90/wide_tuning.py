@@ -15,7 +15,7 @@ __all__ = ["FEWEST_STAGES", "SPLIT_TOKENS", "TILE_N", "WideTuning", "step_of"]
 
 #: Rows of weights of a tile: two panels.
 TILE_N = 128
-_TOKENS = (64, 128, 160, 192, 256)
+_TOKENS = (64, 128, 160, 192, 256, 288)
 _WARPGROUPS = 3
 #: The most tokens of a tile whose sums there are registers to add parts to.
 SPLIT_TOKENS = 128
@@ -36,7 +36,7 @@ class WideTuning(TuningConfig):
     """A CTA computes 128 rows of weights by `tokens` tokens at a time.
 
     Attributes:
-        tokens: of a tile: 64, 128, 160, 192 or 256.
+        tokens: of a tile: 64, 128, 160, 192, 256 or 288.
         fits: where there are fewer rows for a tile, fewer tokens are copied and multiplied, and the
             tiles of an expert have as many rows each. There are more instructions to compile.
         stages: of the ring, each of 128 bytes of K.
@@ -55,7 +55,7 @@ class WideTuning(TuningConfig):
 
     def __post_init__(self) -> None:
         if self.tokens not in _TOKENS:
-            raise ConfigError("tokens", self.tokens, "64, 128, 160, 192 or 256")
+            raise ConfigError("tokens", self.tokens, ", ".join(map(str, _TOKENS)))
         if not FEWEST_STAGES <= self.stages <= _MOST_STAGES:
             raise ConfigError("stages", self.stages, f"{FEWEST_STAGES} to {_MOST_STAGES}")
         for name in ("splits", "raster"):

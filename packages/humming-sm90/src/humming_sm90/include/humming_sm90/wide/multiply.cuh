@@ -111,8 +111,17 @@ class Multiplier {
     u32 const stage = ring_.stage;
     read(a);
     u64 const x = swizzled_rows(shared_.x(stage));
-    P::Mma::template start<kStepMmas>(totals_.c[0], a, x, adds, tokens_);
-    wgmma_wait_group<1>();
+#pragma unroll
+    for (int chunk = 0; chunk < L::kChunks; ++chunk) {
+      int const tokens = tokens_ - chunk * L::kChunk;
+      if (has(chunk)) {
+        P::Mma::template start<kStepMmas>(totals_.c[chunk], a, x + chunk * (L::kChunk * kRowStep),
+                                          adds, tokens);
+      } else {
+        wgmma_commit_group();  // a group without MMAs: as many as are waited for
+      }
+    }
+    wgmma_wait_group<L::kChunks>();
     release(before_, adds);
     before_ = stage;
     ring_.advance();
