@@ -33,8 +33,6 @@ _SHAPES = ((256, 5), (128, 8), (64, 8))
 #: Those of experts, which often have a few rows more than the mean: 160 in the place of 128, or 288
 #: in that of 256.
 _GROUPED_SHAPES = ((288, 5), (256, 5), (192, 6), (160, 7), (128, 8), (64, 8))
-#: Tokens whose places a thread that gathers has registers for.
-_MOST_GATHERED = 256
 _SPLITS = (2, 3, 4, 6, 8)
 #: The fewest 128s of K that are worth a CTA of their own.
 _FEWEST_UNITS = 4
@@ -110,8 +108,6 @@ def _has_registers(
     layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning
 ) -> bool:
     """Whether there are enough beside totals of so many tokens; as the compilers spill."""
-    if compute.gemm is GemmKind.INDEXED and tuning.tokens > _MOST_GATHERED:
-        return False
     if not promotes(layer, compute, layout, tuning):
         return True
     many = _intervals(layout) > 1 or layout.weight.zero is Zero.FLOAT

@@ -22,8 +22,8 @@ SPLIT_TOKENS = 128
 #: Of a ring: one is multiplied, one was, one is decoded.
 FEWEST_STAGES = 3
 _MOST_STAGES = 16
-#: Of both warpgroups, and of a token where rows are chosen by index.
-_RESULT_BYTES, _FLAG_BYTES, _PLACE_BYTES = 2 * 8192, 16, 2 * 8
+#: Of both warpgroups; of a token where rows are chosen by index, for both and for those who copy.
+_RESULT_BYTES, _FLAG_BYTES, _PLACE_BYTES = 2 * 8192, 16, 2 * 8 + 4
 
 
 def step_of(layout: MmaLayout) -> int:

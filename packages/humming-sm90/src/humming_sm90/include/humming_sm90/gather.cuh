@@ -20,62 +20,77 @@ struct Choices {
 };
 
 /// What the warps that copy do: kWarps of them, all threads of which call start(). kRows at most.
-/// Each copies four rows at a time, eight lanes one row; its lanes hold where all of its rows are.
+/// Each copies four rows at a time, eight lanes one row. Where rows are lies in shared memory: a lane
+/// has no registers for it, and one load brings it for several copies, so that none waits for another.
 template <int kRows, int kWarps>
 class RowGather {
   static constexpr int kTurn = 4 * kWarps;  // rows that all warps copy at a time
   static constexpr int kTurns = kRows / kTurn;
-  static constexpr int kHeld = (kTurns + 7) / 8;  // sources of a lane
-  static constexpr int kBox = 32;                 // rows that are copied or not
-  static_assert(kRows % kBox == 0 && kBox % kTurn == 0 && kWarps % 2 == 0,
+  static constexpr int kBatch = kTurns % 4 == 0 ? 4 : 2;  // turns whose rows are looked up together
+  static_assert(kRows % (kTurn * kBatch) == 0 && kWarps % 2 == 0,
                 "RowGather: no share for each warp, or another swizzle in each turn");
 
  public:
-  /// Those who say that a stage is full.
-  static constexpr int kFillers = 32 * kWarps;
+  /// Shared memory of all warps: [warp][row of four][turn], each a distance from x in sixteens.
+  static constexpr int kSharedBytes = 4 * kRows;
 
-  /// Slots [first, first + count), one at least; of rows behind them the last is copied.
-  __device__ __forceinline__ RowGather(Choices const& choices, Index first, int count, u32 warp) {
+  __device__ __forceinline__ RowGather(Choices const& choices, u32 shared, u32 warp)
+      : choices_(choices) {
     u32 const lane = threadIdx.x % 32, sixteen = lane % 8, row = 4 * warp + lane / 8;
     // A sixteen's place within 128 bytes is turned by the row's number in eight.
     place_ = row * kRowBytes + (sixteen ^ row % 8) * 16;
     from_ = reinterpret_cast<u64>(choices.x) + 16 * sixteen;
-    stride_ = choices.stride;
-#pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
-      int const held = int(i * 8 + lane / 4) * kTurn + int(4 * warp + lane % 4);
-      i32 const slot = __ldg(choices.slots + first + (held < count ? held : count - 1));
-      sources_[i] = choices.source(slot);
+    distances_ = shared + 4 * kTurns * row;
+  }
+
+  /// Looks up where rows are: slots [first, first + count), one at least; of rows behind them the last.
+  __device__ __forceinline__ void look_up(Index first, int count) const {
+    u32 const lane = threadIdx.x % 32;
+    __syncwarp();  // all lanes have read those of the tile before
+#pragma unroll 1
+    for (int turn = lane % 8; turn < kTurns; turn += 8) {
+      int const row = turn * kTurn + place_ / kRowBytes;
+      i32 const slot = __ldg(choices_.slots + first + (row < count ? row : count - 1));
+      u32 const distance = choices_.source(slot) * (choices_.stride / 16);
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(distances_ + 4 * turn), "r"(distance) : "memory");
     }
+    __syncwarp();
   }
 
   /// Starts copies of 128 bytes of each of `rows` rows, or a few more, from byte `at` of `row_bytes`
   /// on; what is behind these becomes zero, as what pads rows to whole sixteens is. Then the barrier
   /// gets this thread's arrival.
   __device__ __forceinline__ void start(u32 to, int rows, int at, int row_bytes, u32 full) const {
-    u32 const lane = threadIdx.x % 32;
-    bool const behind = at + int(lane % 8 * 16) >= row_bytes;
+    bool const behind = at + int(threadIdx.x % 8 * 16) >= row_bytes;
     u64 const from = from_ + at;
     to += place_;
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn) {
-      if (turn * kTurn % kBox == 0 && turn * kTurn >= rows) break;
-      u32 const source = __shfl_sync(0xffffffffu, sources_[turn / 8], turn % 8 * 4 + lane / 8);
-      cp_async_16(to + turn * kTurn * kRowBytes, multiply_add(source, stride_, from), behind);
+    for (int first = 0; first < kTurns; first += kBatch) {
+      if (first * kTurn >= rows) break;
+      u32 distances[kBatch];
+      load_shared_words(distances, distances_ + 4 * first);
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i)
+        cp_async_16(to + (first + i) * kTurn * kRowBytes, from + u64(distances[i]) * 16, behind);
     }
     cp_async_mbarrier_arrive_noinc(full);
   }
 
+  /// Those who say that a stage is full.
+  static constexpr int kFillers = 32 * kWarps;
+
  private:
-  /// a * b + c in one instruction: compilers would add in two steps, and again for each row.
-  static __device__ __forceinline__ u64 multiply_add(u32 a, u32 b, u64 c) {
-    u64 sum;
-    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(sum) : "r"(a), "r"(b), "l"(c));
-    return sum;
+  static __device__ __forceinline__ void load_shared_words(u32 (&to)[4], u32 from) {
+    load_shared_128(to, from);
+  }
+  static __device__ __forceinline__ void load_shared_words(u32 (&to)[2], u32 from) {
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(to[0]), "=r"(to[1]) : "r"(from)
+                 : "memory");
   }
 
+  Choices const& choices_;
   u64 from_;
-  u32 stride_, place_, sources_[kHeld];
+  u32 place_, distances_;
 };
 
 }  // namespace humming::sm90

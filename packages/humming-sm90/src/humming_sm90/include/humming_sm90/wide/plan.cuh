@@ -166,7 +166,8 @@ struct Plan {
   static constexpr int kWeights = kResults + kPanels * kResultBytes;
   static constexpr int kPlaces = kWeights + P::kStages * kPanels * kPanelBytes;
   static constexpr int kPlaceBytes = kIndexed ? 8 * P::kTokens : 0;  // of a warpgroup
-  static constexpr int kFlag = kPlaces + kPanels * kPlaceBytes;
+  static constexpr int kDistances = kPlaces + kPanels * kPlaceBytes;
+  static constexpr int kFlag = kDistances + (kIndexed ? Gather::kSharedBytes : 0);
   static constexpr int kFull = kFlag + 16;
   static constexpr int kEmpty = kFull + 8 * P::kStages;
   static constexpr int kSharedBytes = kEmpty + 8 * P::kStages;
@@ -197,6 +198,7 @@ struct Shared {
   __device__ __forceinline__ u32 places(u32 group) const {
     return base + L::kPlaces + group * L::kPlaceBytes;
   }
+  __device__ __forceinline__ u32 distances() const { return base + L::kDistances; }
   __device__ __forceinline__ u32 flag() const { return base + L::kFlag; }
   __device__ __forceinline__ u32 full(u32 stage) const { return base + L::kFull + 8 * stage; }
   __device__ __forceinline__ u32 empty(u32 stage) const { return base + L::kEmpty + 8 * stage; }

@@ -153,9 +153,10 @@ template <class P>
 __device__ __forceinline__ void gather(Arguments const& args, Items<P> const& items,
                                        Shared<P> const& shared, u32 warp) {
   int const row_bytes = args.k * P::Target::kBits / 8;
+  typename Plan<P>::Gather const rows(args.choices, shared.distances(), warp);
   Ring<P::kStages> ring;
   items.for_each([&](Item const& item) {
-    typename Plan<P>::Gather const rows(args.choices, item.tile.first, item.tile.count, warp);
+    rows.look_up(item.tile.first, item.tile.count);
     int const count = multiplied<P>(item.tile);
     for (int step = item.begin; step < item.end; ++step) {
       mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
