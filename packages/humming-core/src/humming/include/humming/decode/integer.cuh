@@ -145,7 +145,7 @@ struct IntegerToInteger {
 };
 
 /// To e4m3 and e5m2, whose codes up to 2^(mantissa + 1) ascend evenly: sign and magnitude are all
-/// it takes. A field and 6: 7.5 for 4 bits. Without offset: a field.
+/// it takes. Two fields and 2: 5.5 for 4 bits. With a zero point a field and 6; without offset: a field.
 template <class Format, class Target, Zero kZero>
 struct IntegerToSmallFloat {
   using Planes = humming::Planes<Format::kBits, 4>;
@@ -168,6 +168,14 @@ struct IntegerToSmallFloat {
     constexpr u32 kTop = spread(0x80, 8);
     if constexpr (kZero == Zero::kFloat && !Format::kSigned) {
       return Planes::field(words, index, {0, Planes::kBits, 0}, 0);
+    } else if constexpr (Code::kCentred) {
+      // -v is what the low bits lack of all ones, and 1. Multiplications are another pipe's.
+      constexpr int kLow = Planes::kBits - 1;
+      constexpr u32 kOne = spread(1, 8);
+      u32 const negative =
+          Planes::field(words, index, {kLow, Planes::kBits, 0}, Format::kSigned ? 0 : kOne);
+      u32 const low = Planes::field(words, index, {0, kLow, 0}, negative * ((1u << kLow) - 1));
+      return negative * 0x81 + low;
     } else {
       u32 const code =
           Planes::field(words, index, {0, Planes::kBits, 0}, kTop ^ spread(Code::kFlip, 8));
