@@ -157,8 +157,10 @@ struct Plan {
   static constexpr bool kHasRows = kPanelBytes > kCodeBytes;  // scales or zero points
   /// Warps of the four that copy, less one for codes and one for scales.
   using Gather = RowGather<P::kTokens, 2>;
-  /// Threads that fill a stage: with x, with codes, with scales and zero points.
-  static constexpr int kFillers = (kIndexed ? Gather::kFillers : 1) + 1 + kHasRows;
+  /// Who says that a stage is full: of x, of codes (a thread for each panel, but one for both where
+  /// two warps gather), and a warp of scales and zero points.
+  static constexpr int kFillers =
+      (kIndexed ? Gather::kFillers + 1 : 1 + kPanels) + (kHasRows ? 32 : 0);
 
   // Shared memory, from a multiple of 1024 on.
   static constexpr int kResultBytes = 8192;  // of a warpgroup: so much of the result at a time

@@ -1,5 +1,7 @@
-// Who fills the ring: three threads that start bulk copies, each of another operand, so that none
-// takes longer than the MMAs of few tokens; where rows of x are chosen by index, two warps copy those.
+// Who fills the ring: threads that start bulk copies of x and of codes, and a warp that copies scales
+// and zero points; where rows of x are chosen by index, two warps copy those. A thread starts some nine
+// bulk copies per microsecond (H200), and memory has a stage of 4-bit codes every 0.27 us: nobody may
+// have more than two of them to start for it.
 #pragma once
 
 #include <humming_sm90/wide/plan.cuh>
@@ -47,38 +49,55 @@ class TokenCopies {
   int first_, boxes_ = 1;
 };
 
-/// Copies the blocks of the tile's panels.
-template <class P>
+/// Copies the blocks of the tile's panels from number kFrom to kTo - 1, those of them that are there.
+template <class P, int kFrom, int kTo>
 class CodeCopies {
   static constexpr int kBytes = Plan<P>::kCodeBytes;
+  static constexpr int kBlockBytes = Plan<P>::kBlockBytes;
   static constexpr int kBlocks = Plan<P>::kStepBlocks;
 
  public:
   __device__ __forceinline__ CodeCopies(Arguments const& args, Tile const& tile)
-      : pair_(args, tile), panels_(args.panels()), blocks_(2 * args.units()) {
-    from_ = args.weight + Index(tile.expert) * panels_ * blocks_ * Plan<P>::kBlockBytes;
+      : panels_(args.panels()), blocks_(2 * args.units()) {
+    PanelPair const pair(args, tile);
+    count_ = (pair.count < kTo ? pair.count : kTo) - kFrom;
+    panel_ = pair.first + kFrom;
+    first_ = args.weight + Index(tile.expert) * panels_ * blocks_ * kBlockBytes;
   }
 
-  __device__ __forceinline__ u32 bytes() const { return pair_.count * kBytes; }
+  __device__ __forceinline__ u32 bytes() const { return count_ > 0 ? count_ * kBytes : 0; }
 
-  __device__ __forceinline__ void start(Shared<P> const& shared, u32 stage, int step) const {
-    int const block = step * kBlocks, window = block / kWindow * kWindow, left = blocks_ - window;
-    int const length = left < kWindow ? left : kWindow;
-    int const inside = pair_.first * length + block - window;
-    u8 const* const from = from_ + (Index(window) * panels_ + inside) * Plan<P>::kBlockBytes;
-    u32 const to = shared.codes(stage), full = shared.full(stage);
-    cp_async_bulk(to, from, kBytes, full);
-    if (pair_.count == kPanels)
-      cp_async_bulk(to + kBytes, from + length * Plan<P>::kBlockBytes, kBytes, full);
+  /// Steps come one after the other.
+  __device__ __forceinline__ void start(Shared<P> const& shared, u32 stage, int step) {
+    if (count_ <= 0) return;
+    if (next_ == nullptr || step * kBlocks % kWindow == 0) seek(step * kBlocks);
+    u32 const to = shared.codes(stage) + kFrom * kBytes, full = shared.full(stage);
+    cp_async_bulk(to, next_, kBytes, full);
+    if constexpr (kTo - kFrom == 2) {
+      if (count_ == 2) cp_async_bulk(to + kBytes, next_ + length_ * kBlockBytes, kBytes, full);
+    }
+    next_ += kBytes;
   }
 
  private:
-  PanelPair pair_;
-  int panels_, blocks_;
-  u8 const* from_;
+  static_assert(kTo - kFrom <= 2, "CodeCopies: a thread with too much to start");
+
+  /// Finds a block; behind it are the others of its window.
+  __device__ __forceinline__ void seek(int block) {
+    int const window = block / kWindow * kWindow, left = blocks_ - window;
+    length_ = left < kWindow ? left : kWindow;
+    int const inside = panel_ * length_ + block - window;
+    next_ = first_ + (Index(window) * panels_ + inside) * kBlockBytes;
+  }
+
+  int count_, panel_, panels_, blocks_;
+  int length_ = 0;  // of the window, in blocks
+  u8 const* first_;
+  u8 const* next_ = nullptr;
 };
 
-/// Copies scales and zero points of the tile's rows.
+/// Copies scales and zero points of the tile's rows: 16 bytes at a time, each lane of a warp others,
+/// since those of an interval are too few for a bulk copy.
 template <class P>
 class RowCopies {
   using L = Plan<P>;
@@ -88,20 +107,17 @@ class RowCopies {
       : pair_(args, tile), panels_(args.panels()) {
     Index const before = Index(tile.expert) * panels_;
     int const columns = args.units() * kUnitK;
-    scales_ = args.scales + before * groups<P::kGroup>(columns) * L::kPanelScaleBytes;
-    zeros_ = args.zeros + before * groups<P::kZeroGroup>(columns) * L::kPanelZeroBytes;
-  }
-
-  __device__ __forceinline__ u32 bytes() const {
-    return pair_.count * (L::kPanelBytes - L::kCodeBytes);
+    scales_ = args.scales +
+              (before * groups<P::kGroup>(columns) + pair_.first) * L::kPanelScaleBytes;
+    zeros_ = args.zeros +
+             (before * groups<P::kZeroGroup>(columns) + pair_.first) * L::kPanelZeroBytes;
   }
 
   __device__ __forceinline__ void start(Shared<P> const& shared, u32 stage, int step) const {
-    u32 const full = shared.full(stage);
     if constexpr (L::kScaleBytes > 0)
-      rows<P::kGroup, L::kScales, L::kPanelScaleBytes>(scales_, shared.scales(stage), step, full);
+      rows<P::kGroup, L::kScales, L::kPanelScaleBytes>(scales_, shared.scales(stage), step);
     if constexpr (L::kZeroBytes > 0)
-      rows<P::kZeroGroup, L::kZeros, L::kPanelZeroBytes>(zeros_, shared.zeros(stage), step, full);
+      rows<P::kZeroGroup, L::kZeros, L::kPanelZeroBytes>(zeros_, shared.zeros(stage), step);
   }
 
  private:
@@ -117,13 +133,16 @@ class RowCopies {
 
   /// Numbers of the rows for each interval of the step; those of both panels lie together.
   template <int kGroup, int kCount, int kBytes>
-  __device__ __forceinline__ void rows(u8 const* from, u32 to, int step, u32 full) const {
+  __device__ __forceinline__ void rows(u8 const* from, u32 to, int step) const {
+    constexpr int kChunks = kPanels * kBytes / 16;  // of an interval
+    int const lane = threadIdx.x % 32;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      int const group = (step * L::kStepK + i * (L::kStepK / kCount)) / kGroup;
-      cp_async_bulk(to + i * (kPanels * kBytes),
-                    from + (Index(group) * panels_ + pair_.first) * kBytes, pair_.count * kBytes,
-                    full);
+    for (int first = 0; first < kCount * kChunks; first += 32) {
+      int const chunk = first + lane, i = chunk / kChunks, offset = chunk % kChunks * 16;
+      if (i >= kCount || offset >= pair_.count * kBytes) continue;
+      u32 const group = u32(step * L::kStepK + i * (L::kStepK / kCount)) / kGroup;
+      u8 const* const source = from + u64(group) * u32(panels_ * kBytes) + offset;
+      cp_async_16(to + chunk * 16, reinterpret_cast<u64>(source), false);
     }
   }
 
@@ -138,7 +157,7 @@ __device__ __forceinline__ void fill(Arguments const& args, Items<P> const& item
                                      Shared<P> const& shared) {
   Ring<P::kStages> ring;
   items.for_each([&](Item const& item) {
-    Copies const copies(args, item.tile);
+    Copies copies(args, item.tile);
     for (int step = item.begin; step < item.end; ++step) {
       mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
       mbarrier_arrive_expect_tx(shared.full(ring.stage), copies.bytes());
@@ -166,21 +185,39 @@ __device__ __forceinline__ void gather(Arguments const& args, Items<P> const& it
   });
 }
 
+/// Fills the parts of stages that RowCopies knows. A warp calls it.
+template <class P>
+__device__ __forceinline__ void fill_rows(Arguments const& args, Items<P> const& items,
+                                          Shared<P> const& shared) {
+  Ring<P::kStages> ring;
+  items.for_each([&](Item const& item) {
+    RowCopies<P> const copies(args, item.tile);
+    for (int step = item.begin; step < item.end; ++step) {
+      mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
+      copies.start(shared, ring.stage, step);
+      cp_async_mbarrier_arrive_noinc(shared.full(ring.stage));
+      ring.advance();
+    }
+  });
+}
+
 /// The part of the kernel for the warpgroup that copies.
 template <class P>
 __device__ __forceinline__ void produce(Arguments const& args, Items<P> const& items,
                                         Shared<P> const& shared) {
+  constexpr bool kIndexed = Plan<P>::kIndexed;
   int const warp = threadIdx.x / 32;
-  if constexpr (Plan<P>::kIndexed) {
+  if constexpr (Plan<P>::kHasRows) {
+    if (warp == 2) return fill_rows<P>(args, items, shared);
+  }
+  if constexpr (kIndexed) {
     if (warp == 0 || warp == 3) return gather<P>(args, items, shared, warp & 1);
   }
   if (threadIdx.x % 32 != 0) return;
-  if constexpr (!Plan<P>::kIndexed) {
+  if (warp == 1) fill<P, CodeCopies<P, 0, kIndexed ? kPanels : 1>>(args, items, shared);
+  if constexpr (!kIndexed) {
     if (warp == 0) fill<P, TokenCopies<P>>(args, items, shared);
-  }
-  if (warp == 1) fill<P, CodeCopies<P>>(args, items, shared);
-  if constexpr (Plan<P>::kHasRows) {
-    if (warp == 2) fill<P, RowCopies<P>>(args, items, shared);
+    if (warp == 3) fill<P, CodeCopies<P, 1, kPanels>>(args, items, shared);
   }
 }
 

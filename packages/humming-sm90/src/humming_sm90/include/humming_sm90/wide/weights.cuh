@@ -115,6 +115,8 @@ class WarpWeights {
     u32 const number = panel * kBlock + lane / 4 * 8 + 2 * tile;
     scales_ = shared.scales(0) + number * L::kScaleBytes;
     zeros_ = shared.zeros(0) + number * L::kZeroBytes;
+    // Else ptxas comes to them again from the thread's number in every step.
+    asm volatile("" : "+r"(codes_), "+r"(scales_), "+r"(zeros_));
   }
 
   /// Of the step in `stage`, which is full.
