@@ -54,6 +54,9 @@ TRIALS = (
     ("u4-g128-bf16", "bf16", True, 256, INDEXED),
     ("e2m1-g32-e8m0", "e4m3fn-token-f32", True, 160, INDEXED),
     ("u4+z-g32-f16", "f16", False, 64, INDEXED),
+    ("e2m1-g32-e8m0", "e4m3fn-token-f32", True, 32, CONTIGUOUS),
+    ("u4-g128-bf16", "e4m3fn-token-f32", False, 48, MASKED),
+    ("u4-g128-bf16", "bf16", True, 16, INDEXED),
 )
 #: Choices of a token, where experts are chosen by index.
 TOP_K = 4
@@ -91,7 +94,8 @@ def test_experts_with_any_number_of_rows_equal_float64(
     weight = random_weight(case.scheme, case.n, case.k, generator, experts=len(ROWS))
     config = replace(config_of(case), experts=len(ROWS))
     found = find_device(f"sim:{H100}", few_sms())
-    tuning = WideTuning(tokens=tokens, fits=True, stages=3, folds=folds)
+    ctas = 2 if tokens < 64 else 1
+    tuning = WideTuning(tokens=tokens, fits=tokens > 16, stages=3, ctas=ctas, folds=folds)
     site = Site.of(found)
     layer = KernelLayer.make(
         WideBackend(found.profile), weight, config, case.compute, site, tuning=tuning

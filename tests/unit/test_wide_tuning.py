@@ -17,6 +17,7 @@ from humming_sm90.wide_kernel import width, widths
 from humming_sm90.wide_tuning import WideTuning
 
 EXPERTS = 64
+ZEROS = Case(source="nvidia-h200", weight="u4+zf-g64-f16", dtype="f16", n=4096, k=7168)
 FOLDED = Case(source="nvidia-h200", weight="u4-g128-bf16", n=4096, k=7168)
 SCALED = Case(source="nvidia-h200", weight="s4-g128-f32", activation="s8-token-f32", n=4096, k=7168)
 CONTIGUOUS = GemmKind.GROUPED_CONTIGUOUS
@@ -49,6 +50,8 @@ def of_tile(case: Case, tuning: WideTuning, rows: int) -> int:
 @pytest.mark.parametrize(
     ("tokens", "expected"),
     [
+        (32, (16, 32)),
+        (48, (16, 32, 48)),
         (64, (32, 48, 64)),
         (128, (64, 80, 96, 112, 128)),
         (160, (80, 96, 112, 128, 144, 160)),
@@ -75,6 +78,7 @@ def test_tokens_that_are_multiplied_for_a_tile() -> None:
 
 def test_tiles_of_experts_fit_those_of_dense_layers_are_whole() -> None:
     assert all(tuning.fits for tuning in costs(FOLDED, 128) if tuning.folds)
+    assert {tuning.tokens for tuning in costs(FOLDED, 16) if not tuning.fits} == {16}
     assert not any(tuning.fits for tuning in costs(FOLDED, 128, GemmKind.DENSE))
     assert {tuning.tokens for tuning in costs(SCALED, 128) if tuning.fits} == {64, 128, 192}
     assert {tuning.tokens for tuning in costs(SCALED, 512) if not tuning.fits} == {256}
@@ -82,7 +86,7 @@ def test_tiles_of_experts_fit_those_of_dense_layers_are_whole() -> None:
 
 def test_no_tiles_are_proposed_that_rows_of_an_expert_do_not_fill_by_half() -> None:
     """However many rows there are of all experts."""
-    assert {tuning.tokens for tuning in costs(FOLDED, 16)} == {64}
+    assert {tuning.tokens for tuning in costs(FOLDED, 16)} == {16, 32, 48, 64}
     assert max(tuning.tokens for tuning in costs(FOLDED, 64)) == 128
     assert max(tuning.tokens for tuning in costs(FOLDED, 64, GemmKind.GROUPED_MASKED)) == 128
 
@@ -108,6 +112,42 @@ def test_no_tile_of_160_where_64_tokens_at_a_time_are_scaled() -> None:
         backend.kernel(layer, ComputeConfig(gemm=CONTIGUOUS), WideTuning(tokens=160, fits=True))
 
 
+@pytest.mark.parametrize("rows", [1, 16])
+@pytest.mark.parametrize("case", [FOLDED, SCALED, ZEROS], ids=str)
+def test_several_ctas_of_an_sm_share_its_memory_and_registers(case: Case, rows: int) -> None:
+    limits, layer = case.profile.limits, layer_of(case, CONTIGUOUS)
+    assert limits.smem_sm_bytes is not None
+    backend, compute = WideBackend(case.profile), ComputeConfig(gemm=CONTIGUOUS)
+    several = [tuning for tuning in costs(case, rows) if tuning.ctas > 1]
+    assert several
+    for tuning in several:
+        shape = backend.kernel(layer, compute, tuning).launch(Problem(m=rows * EXPERTS), layer)
+        assert tuning.ctas * (shape.shared_bytes + 1024) <= limits.smem_sm_bytes
+        assert shape.grid[0] <= tuning.ctas * limits.sm_count
+        producer, consumer = tuning.registers
+        launched = limits.registers // (shape.block[0] * tuning.ctas) // 8 * 8
+        assert 128 * producer + 256 * consumer <= shape.block[0] * launched
+
+
+def test_tiles_of_few_tokens_are_not_proposed_for_many_rows() -> None:
+    """Their weights would be decoded once for each."""
+    assert min(tuning.tokens for tuning in costs(FOLDED, 128)) == 64
+    assert min(tuning.tokens for tuning in costs(FOLDED, 64)) == 32
+
+
+def test_what_several_ctas_have_no_room_for_is_refused() -> None:
+    backend, layer = WideBackend(FOLDED.profile), layer_of(FOLDED, CONTIGUOUS)
+    tuning = WideTuning(tokens=64, stages=8, ctas=2)
+    with pytest.raises(ConfigError, match="at most 115712 bytes of shared memory"):
+        backend.kernel(layer, ComputeConfig(gemm=CONTIGUOUS), tuning)
+    assert replace(tuning, ctas=1).registers == (40, 232)
+    with pytest.raises(ConfigError, match="ctas"):
+        WideTuning(tokens=64, ctas=4)
+    with pytest.raises(ConfigError, match="fits"):
+        WideTuning(tokens=16, fits=True)
+
+
 def test_a_tuning_says_that_it_fits() -> None:
+    assert "5 stages, 2 per SM" in str(WideTuning(tokens=64, stages=5, ctas=2))
     assert "wide 128x160 or less, 4 stages" in str(WideTuning(tokens=160, fits=True))
     assert "wide 128x160, 4 stages" in str(WideTuning(tokens=160))

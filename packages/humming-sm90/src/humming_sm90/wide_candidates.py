@@ -21,18 +21,34 @@ from humming_sm90.wide_kernel import (
     promotes,
     refuse_wide,
     shared_bytes,
+    shared_limit,
     tile_count,
     width,
 )
-from humming_sm90.wide_tuning import FEWEST_STAGES, SPLIT_TOKENS, TILE_N, WideTuning, step_of
+from humming_sm90.wide_tuning import (
+    FEWEST_STAGES,
+    FEWEST_THAT_FIT,
+    SPLIT_TOKENS,
+    TILE_N,
+    WideTuning,
+    step_of,
+)
 
 __all__ = ["decode_instructions", "microseconds", "proposals"]
 
-#: Tokens of a tile, and the most stages: more were no faster where they were measured.
-_SHAPES = ((256, 5), (128, 8), (64, 8))
+#: Tokens of a tile, the most stages, CTAs of an SM: more were no faster where they were measured.
+_SHAPES = ((256, 5, 1), (128, 8, 1), (64, 8, 1))
 #: Those of experts, which often have a few rows more than the mean: 160 in the place of 128, or 288
-#: in that of 256.
-_GROUPED_SHAPES = ((288, 5), (256, 5), (192, 6), (160, 7), (128, 8), (64, 8))
+#: in that of 256. If they have few, two CTAs of an SM read more of memory than one.
+_GROUPED_SHAPES = (
+    (288, 5, 1), (256, 5, 1), (192, 6, 1), (160, 7, 1), (128, 8, 1), (64, 8, 1),
+    (16, 9, 2), (32, 8, 2), (48, 8, 2), (64, 8, 2),
+)  # fmt: skip
+#: Halves of the smallest tiles that rows may fill.
+_MOST_FEW_TILES = 4
+#: Registers of sums that a thread has room for where an SM has two CTAs, and that integer zero
+#: points take; as the compilers spill.
+_SHARED_SUMS, _SHARED_ZEROS = 48, 16
 _SPLITS = (2, 3, 4, 6, 8)
 #: The fewest 128s of K that are worth a CTA of their own.
 _FEWEST_UNITS = 4
@@ -57,16 +73,27 @@ _SOME_SHARED_BYTES, _SOME_SMS, _SOME_CLOCK, _SOME_GBPS = 227 * 1024, 132, 1980.0
 _MMA_CYCLES = {"f16": 4.88, "bf16": 4.88, "s8": 5.2, "e4m3fn": 5.5, "e5m2": 5.5}
 #: Of a warp that decodes: of a step, and per instruction for each register; and for each further
 #: scale. So much of its MMAs' time it can't decode in.
-_STEP_CYCLES, _DECODE_CYCLES, _SCALE_CYCLES, _BLOCKED = 90.0, 65.0, 50.0, 0.6
-#: Of sums of an interval of 64 tokens that are scaled; those of integers are converted.
-_PROMOTION_CYCLES, _CONVERSION_CYCLES = 130.0, 140.0
+_STEP_CYCLES, _DECODE_CYCLES, _SCALE_CYCLES, _BLOCKED = 90.0, 65.0, 20.0, 0.6
+#: Of sums of an interval, which are waited for; of so many tokens, that are scaled; those of
+#: integers are converted.
+_WAITING_CYCLES, _PROMOTED = 65.0, 64
+_PROMOTION_CYCLES, _CONVERSION_CYCLES = 65.0, 140.0
 #: Instructions of a decoder per register of 8-bit operands, where codes are integers and floats;
 #: the former for s8 without zero points.
 _TO_HALVES_FROM_FP4 = 3.2
-_TO_FLOAT8, _TO_INTEGER8 = (7.5, 3.5), (0.8, 10.5)
-#: Of tiles of experts, 256 x (4096 x 7168) by 512 and 4096 tokens with 8 choices each: int4 by bf16
-#: 1721 and 3044 us, MXFP4 by FP8 1417 and 2170 (H200, 2026-11-30).
-_GROUPED = 1.35
+_TO_FLOAT8, _TO_INTEGER8 = (5.5, 3.5), (0.8, 10.5)
+
+# Of tiles of experts, 256 x (4096 x 7168), 8 choices of a token (H200, 2026-11-30, microseconds; in
+# brackets the model). MXFP4 by FP8, two CTAs of 16 tokens: 803 for 64 tokens (868), 2113 for 1024
+# (2014); of 64 tokens 1135 (1087), or one of these 1211 (1172). 7168 x 2048, the same four: 476
+# (441), 1241 (1222), 647 (626), 705 (671). int4 by bf16, two of 32 tokens 1290 for 512 (1376), of
+# 64 tokens 1494 for 1024 (1646). For 4096 int4 by bf16 3044 (3385), MXFP4 by FP8 2170 (2070).
+
+#: How much more MMAs take, and how much of their time is no time to decode in; and of decoding,
+#: what remains where an SM has two CTAs.
+_GROUPED, _GROUPED_BLOCKED, _SHARED_DECODE = 1.35, 0.95, 0.85
+#: What a tile takes beside its steps, and how much of the shorter of memory and SMs is not hidden.
+_EACH_TILE_US, _NOT_HIDDEN = 1.1, 0.05
 #: Bytes per cycle that an SM gets of L2.
 _FILL_BYTES = 45.0
 #: Of a launch; of a CTA's first copies and last stores; of sums of another CTA.
@@ -88,12 +115,14 @@ def proposals(
     if refuse_wide(layer, compute, layout) is not None or compute.batch_invariant:
         return
     grouped = compute.gemm is not GemmKind.DENSE
-    for tokens, most in _GROUPED_SHAPES if grouped else _SHAPES:
+    for tokens, most, ctas in _GROUPED_SHAPES if grouped else _SHAPES:
         filled = 2 * _mean_rows(layer, compute, problem) / tokens
         if tokens > TILE_N // 2 and (filled < 1 if grouped else filled <= 1):
             continue  # half of what is multiplied would be nothing
+        if tokens < TILE_N // 2 and filled > _MOST_FEW_TILES:
+            continue  # weights would be decoded again and again
         for folds in (False, True) if can_fold(layer, layout) else (False,):
-            tuning = WideTuning(tokens=tokens, stages=FEWEST_STAGES, folds=folds)
+            tuning = WideTuning(tokens=tokens, stages=FEWEST_STAGES, ctas=ctas, folds=folds)
             if not _has_registers(layer, compute, layout, tuning):
                 continue
             fits = grouped and _can_fit(layer, compute, layout, tuning)
@@ -108,9 +137,13 @@ def _has_registers(
     layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning
 ) -> bool:
     """Whether there are enough beside totals of so many tokens; as the compilers spill."""
-    if not promotes(layer, compute, layout, tuning):
+    promoted, zeros = promotes(layer, compute, layout, tuning), layout.weight.zero is Zero.FLOAT
+    if tuning.ctas > 1:
+        room = _SHARED_SUMS - _SHARED_ZEROS * (layout.weight.zero is Zero.INTEGER)
+        return tuning.tokens // 2 * (1 + promoted + 2 * zeros) <= room
+    if not promoted:
         return True
-    many = _intervals(layout) > 1 or layout.weight.zero is Zero.FLOAT
+    many = _intervals(layout) > 1 or zeros
     whole = tuning.tokens % chunk(layer, compute, layout, tuning) == 0
     return whole and not (many and tuning.tokens > TILE_N)
 
@@ -119,6 +152,8 @@ def _can_fit(
     layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning
 ) -> bool:
     """Whether a register is left for the number of tokens; as the compilers spill."""
+    if tuning.tokens < FEWEST_THAT_FIT:
+        return False
     return tuning.tokens < 256 or not promotes(layer, compute, layout, tuning)
 
 
@@ -130,7 +165,7 @@ def _with_stages(
     tuning: WideTuning,
 ) -> WideTuning | None:
     """With as many stages as there is shared memory for; None if there is none for the fewest."""
-    most = profile.limits.smem_block_bytes or _SOME_SHARED_BYTES
+    most = shared_limit(profile, tuning) or _SOME_SHARED_BYTES
     for stages in range(tuning.stages, FEWEST_STAGES - 1, -1):
         fewer = replace(tuning, stages=stages)
         if shared_bytes(layer, compute, layout, fewer) <= most:
@@ -145,15 +180,15 @@ def _split(
     problem: Problem,
     tuning: WideTuning,
 ) -> Iterator[WideTuning]:
-    """Parts of K for other CTAs, as long as they find an SM each."""
+    """Parts of K for other CTAs, as long as they find an SM, or a part of one, each."""
     if compute.gemm is not GemmKind.DENSE or tuning.tokens > SPLIT_TOKENS:
         return
     tiles = tile_count(compute.gemm, layer, problem, tuning)
-    sms = profile.limits.sm_count or _SOME_SMS
+    slots = tuning.ctas * (profile.limits.sm_count or _SOME_SMS)
     units = ceil_div(layer.k, 128)
     for splits in _SPLITS:
         enough = units >= _FEWEST_UNITS * splits and tiles * 4 <= COUNTER_BYTES
-        if enough and tiles * splits <= sms:
+        if enough and tiles * splits <= slots:
             yield replace(tuning, splits=splits)
 
 
@@ -166,6 +201,7 @@ def microseconds(  # budget: what a backend is asked about
     tuning: WideTuning,
 ) -> float:
     """Estimated time of a call on this device."""
+    grouped = compute.gemm is not GemmKind.DENSE
     sms = profile.limits.sm_count or _SOME_SMS
     clock = profile.rates.clock_mhz or _SOME_CLOCK
     found = spread(layer, compute, problem)
@@ -175,24 +211,27 @@ def microseconds(  # budget: what a backend is asked about
         tokens = width(layer, compute, layout, tuning, ceil_div(rows, tiles))
         row_tiles += experts * tiles
         cycles += experts * tiles * _step_cycles(layer, compute, layout, tuning, tokens)
-    waves = ceil(row_tiles * ceil_div(layer.n, TILE_N) * tuning.splits / sms)
+    items = row_tiles * ceil_div(layer.n, TILE_N) * tuning.splits
+    waves = ceil(items / (sms * tuning.ctas)) * tuning.ctas
     steps = 128 // step_of(layout) * ceil_div(ceil_div(layer.k, 128), tuning.splits)
     compute_us = waves * steps * cycles / row_tiles / clock + _TILE_US
-    if compute.gemm is not GemmKind.DENSE:
-        compute_us *= _GROUPED
+    if grouped:
+        compute_us += waves * _EACH_TILE_US
     bits = layer.weight.bits_per_weight(layer.n, layer.k)
     moved = sum(experts for experts, _ in found) * layer.n * layer.k * bits
     every = sum(experts * rows for experts, rows in found)
     moved += every * (layer.k * layer.activation.format.bits + layer.n * layer.output.bits)
     memory_us = moved / 8 / ((profile.rates.dram_gbps or _SOME_GBPS) * 0.87e3)
     parts_us = _PART_US * tuning.splits * (tuning.splits > 1)
-    return _LAUNCH_US + max(compute_us, memory_us + _TILE_US * (tuning.splits > 1)) + parts_us
+    memory_us += _TILE_US * (tuning.splits > 1)
+    rest_us = _NOT_HIDDEN * grouped * min(compute_us, memory_us)
+    return _LAUNCH_US + max(compute_us, memory_us) + rest_us + parts_us
 
 
 def _step_cycles(  # budget: what decides it, and tokens
     layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning, tokens: int
 ) -> float:
-    """Cycles in which both warpgroups of an SM multiply a step by so many tokens."""
+    """Cycles of an SM for a step of one of its CTAs, and so many tokens."""
     mma = tokens * _MMA_CYCLES[layout.target.name]
     further = _intervals(layout) - 1
     decode = (
@@ -200,14 +239,19 @@ def _step_cycles(  # budget: what decides it, and tokens
         + _DECODE_CYCLES * decode_instructions(layout, tuning)
         + _SCALE_CYCLES * further
     )
+    grouped = compute.gemm is not GemmKind.DENSE
+    blocked = _GROUPED_BLOCKED if grouped else _BLOCKED
     if promotes(layer, compute, layout, tuning):
-        chunks = tokens // chunk(layer, compute, layout, tuning)
+        blocked = _BLOCKED
+        chunks = tokens / _PROMOTED
         mma *= 1 + (layout.weight.zero is Zero.FLOAT)
         promotion = _PROMOTION_CYCLES + _CONVERSION_CYCLES * layout.target.is_integer
-        decode += promotion * chunks * (1 + further)
+        decode += (_WAITING_CYCLES + promotion * chunks) * (1 + further)
     left_out = (tuning.tokens - tokens) * 128
     fill = (tuning.stage_bytes(layout) - left_out) / _FILL_BYTES
-    return max(mma, decode + _BLOCKED * mma, fill)
+    if tuning.ctas > 1:
+        decode *= _SHARED_DECODE
+    return max(mma * _GROUPED if grouped else mma, decode + blocked * mma, fill)
 
 
 def decode_instructions(layout: MmaLayout, tuning: WideTuning | StreamTuning) -> float:

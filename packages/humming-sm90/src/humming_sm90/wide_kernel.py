@@ -30,6 +30,7 @@ __all__ = [
     "promotes_all",
     "refuse_wide",
     "shared_bytes",
+    "shared_limit",
     "tile_count",
     "wide_spec",
     "width",
@@ -51,6 +52,8 @@ INDEXED_ARGS = (Arg("x", "ptr"), *ARGS[1:], Arg("slots", "ptr"), Arg("top_k", "i
 
 #: K per scale where all of K shares one, so that one kernel serves every K.
 _ALL = 1 << 30
+#: Shared memory that the system keeps of every CTA.
+_RESERVED_BYTES = 1024
 #: SMs of a device whose profile does not say.
 _SOME_SMS = 64
 #: What tensor maps call activations of 16 bits; others are bytes to them.
@@ -154,7 +157,8 @@ def widths(
         return (whole,)
     if whole < tuning.tokens:
         return tuple(range(whole % 32, whole + 1, 32))
-    return tuple(range(whole // 2, whole + 1, 16 if whole <= _FINE_TOKENS else 32))
+    least = whole // 32 * 16
+    return tuple(range(least, whole + 1, 16 if whole <= _FINE_TOKENS else 32))
 
 
 def width(  # budget: what decides it, and rows
@@ -208,7 +212,7 @@ def _check(
     if refusal is not None:
         raise ConfigError("tuning", str(tuning), f"one for another kernel: {refusal}")
     needed = shared_bytes(layer, compute, layout, tuning)
-    most = profile.limits.smem_block_bytes
+    most = shared_limit(profile, tuning)
     if most is not None and needed > most:
         allowed = f"at most {most} bytes of shared memory, which is what {profile.title} has"
         raise ConfigError("tuning", f"{tuning}, which needs {needed}", allowed)
@@ -293,6 +297,14 @@ def shared_bytes(
     return tuning.shared_bytes(layout, indexed=indexed) + _table_bytes(layer, compute)
 
 
+def shared_limit(profile: DeviceProfile, tuning: WideTuning) -> int | None:
+    """What one of the CTAs of an SM may have; None if the profile does not say."""
+    block, sm = profile.limits.smem_block_bytes, profile.limits.smem_sm_bytes
+    if block is None or tuning.ctas == 1:
+        return block
+    return min(block, (sm or block) // tuning.ctas - _RESERVED_BYTES)
+
+
 def _table_bytes(layer: LayerConfig, compute: ComputeConfig) -> int:
     """Where rows are grouped: how many tiles come before each expert's."""
     return 0 if compute.gemm is GemmKind.DENSE else 4 * (layer.experts + 1)
@@ -301,11 +313,13 @@ def _table_bytes(layer: LayerConfig, compute: ComputeConfig) -> int:
 def _launch(
     profile: DeviceProfile, compute: ComputeConfig, tuning: WideTuning, shared: int
 ) -> Callable[[Problem, LayerConfig], LaunchShape]:
+    sms = profile.limits.sm_count or _SOME_SMS
+
     @lru_cache(maxsize=4096)
     def shape(problem: Problem, layer: LayerConfig) -> LaunchShape:
         tiles = tile_count(compute.gemm, layer, problem, tuning)
         return LaunchShape(
-            grid=(min(tiles * tuning.splits, profile.limits.sm_count or _SOME_SMS), 1, 1),
+            grid=(min(tiles * tuning.splits, tuning.ctas * sms), 1, 1),
             block=(tuning.threads, 1, 1),
             shared_bytes=shared + _table_bytes(layer, compute),
         )

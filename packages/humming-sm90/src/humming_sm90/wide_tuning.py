@@ -11,19 +11,27 @@ from humming.formats.scheme import Zero
 from humming.scheduling import Partition, Split
 from humming_sm75_sm89.layout import MmaLayout
 
-__all__ = ["FEWEST_STAGES", "SPLIT_TOKENS", "TILE_N", "WideTuning", "step_of"]
+__all__ = ["FEWEST_STAGES", "FEWEST_THAT_FIT", "SPLIT_TOKENS", "TILE_N", "WideTuning", "step_of"]
 
 #: Rows of weights of a tile: two panels.
 TILE_N = 128
-_TOKENS = (64, 128, 160, 192, 256, 288)
+_TOKENS = (16, 32, 48, 64, 128, 160, 192, 256, 288)
+#: Tiles of fewer tokens are one copy and one MMA wide.
+FEWEST_THAT_FIT = 32
 _WARPGROUPS = 3
 #: The most tokens of a tile whose sums there are registers to add parts to.
 SPLIT_TOKENS = 128
 #: Of a ring: one is multiplied, one was, one is decoded.
 FEWEST_STAGES = 3
 _MOST_STAGES = 16
-#: Of both warpgroups; of a token where rows are chosen by index, for both and for those who copy.
-_RESULT_BYTES, _FLAG_BYTES, _PLACE_BYTES = 2 * 8192, 16, 2 * 8 + 4
+#: Of the results of a warpgroup at a time: at most, and of a token in f32; twin of
+#: ``Plan::kResultBytes``. Then of a token where rows are chosen by index, for both warpgroups and
+#: for those who copy.
+_RESULT_BYTES, _TOKEN_BYTES = 8192, 4 * 64
+_FLAG_BYTES, _PLACE_BYTES = 16, 2 * 8 + 4
+#: Registers of a thread that copies and of one that multiplies, by the CTAs of an SM: 168 and 80 a
+#: thread are what they are launched with.
+_REGISTERS = {1: (40, 232), 2: (32, 104)}
 
 
 def step_of(layout: MmaLayout) -> int:
@@ -36,10 +44,12 @@ class WideTuning(TuningConfig):
     """A CTA computes 128 rows of weights by `tokens` tokens at a time.
 
     Attributes:
-        tokens: of a tile: 64, 128, 160, 192, 256 or 288.
+        tokens: of a tile: 16, 32, 48, 64, 128, 160, 192, 256 or 288.
         fits: where there are fewer rows for a tile, fewer tokens are copied and multiplied, and the
             tiles of an expert have as many rows each. There are more instructions to compile.
         stages: of the ring, each of 128 bytes of K.
+        ctas: of an SM, which wait for different things: 1, or 2 for tiles of few tokens, which
+            leave them the registers.
         folds: scales are multiplied into bf16 operands, at the price of one rounding to bf16, and
             not into f32 sums of a group.
         splits: parts of K of a tile, each for another CTA; of tiles of 128 tokens at most.
@@ -49,6 +59,7 @@ class WideTuning(TuningConfig):
     tokens: int = 256
     fits: bool = False
     stages: int = 4
+    ctas: int = 1
     folds: bool = False
     splits: int = 1
     raster: int = 8
@@ -56,6 +67,10 @@ class WideTuning(TuningConfig):
     def __post_init__(self) -> None:
         if self.tokens not in _TOKENS:
             raise ConfigError("tokens", self.tokens, ", ".join(map(str, _TOKENS)))
+        if self.fits and self.tokens < FEWEST_THAT_FIT:
+            raise ConfigError("fits", True, f"False for tiles of {self.tokens} tokens")
+        if self.ctas not in _REGISTERS:
+            raise ConfigError("ctas", self.ctas, " or ".join(map(str, _REGISTERS)))
         if not FEWEST_STAGES <= self.stages <= _MOST_STAGES:
             raise ConfigError("stages", self.stages, f"{FEWEST_STAGES} to {_MOST_STAGES}")
         for name in ("splits", "raster"):
@@ -66,7 +81,8 @@ class WideTuning(TuningConfig):
 
     def __str__(self) -> str:
         fitting = " or less" * self.fits
-        tile = f"wide {TILE_N}x{self.tokens}{fitting}, {self.stages} stages"
+        per_sm = f", {self.ctas} per SM" * (self.ctas > 1)
+        tile = f"wide {TILE_N}x{self.tokens}{fitting}, {self.stages} stages{per_sm}"
         return f"{tile}, {self.partition}, bands of {self.raster}" + ", folded" * self.folds
 
     @property
@@ -101,6 +117,11 @@ class WideTuning(TuningConfig):
         """Tokens that a copy brings; twin of ``Plan::kBox``."""
         return self.tokens // 2 if self.fits else self.tokens
 
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Of a thread that copies, and of one that multiplies."""
+        return _REGISTERS[self.ctas]
+
     def shared_bytes(self, layout: MmaLayout, *, indexed: bool = False) -> int:
         """Dynamic shared memory without the table of experts; twin of ``Plan::kSharedBytes``.
 
@@ -108,8 +129,9 @@ class WideTuning(TuningConfig):
             layout: of the weight.
             indexed: rows of activations are chosen by index.
         """
+        results = 2 * min(_RESULT_BYTES, _TOKEN_BYTES * self.tokens)
         places = _PLACE_BYTES * self.tokens * indexed
-        return self.stages * self.stage_bytes(layout) + _RESULT_BYTES + places + _FLAG_BYTES
+        return self.stages * self.stage_bytes(layout) + results + places + _FLAG_BYTES
 
     def stage_bytes(self, layout: MmaLayout) -> int:
         """Of the ring, both barriers of a stage included."""

@@ -53,10 +53,10 @@ __device__ __forceinline__ void gemm(Arguments const& args) {
   __syncthreads();
   Items<P> const items(args, reinterpret_cast<int*>(dynamic + Plan<P>::kSharedBytes));
   if (threadIdx.x < kGroupThreads) {
-    setmaxnreg_dec<kProducerRegisters>();
+    setmaxnreg_dec<P::kProducerRegisters>();
     produce(args, items, shared);
   } else {
-    setmaxnreg_inc<kConsumerRegisters>();
+    setmaxnreg_inc<P::kConsumerRegisters>();
     consume(args, items, shared);
   }
 }

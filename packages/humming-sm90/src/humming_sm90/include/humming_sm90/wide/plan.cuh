@@ -17,6 +17,7 @@
 //   kTileN, kTokens, kStages          sizes
 //   kFits                             of a tile with few rows fewer tokens are copied and multiplied
 //   kSplits, kCounterBytes            parts of a tile, and where partials begin in the workspace
+//   kProducerRegisters, kConsumerRegisters   of a thread that copies, and of one that multiplies
 //   kZero, kGroup, kZeroGroup         zero points, and K per scale; 0: none
 //   kFolds                            scales are multiplied into the operand (one more rounding)
 //                                     and not into the sums of an interval
@@ -163,7 +164,8 @@ struct Plan {
       (kIndexed ? Gather::kFillers + 1 : 1 + kPanels) + (kHasRows ? 32 : 0);
 
   // Shared memory, from a multiple of 1024 on.
-  static constexpr int kResultBytes = 8192;  // of a warpgroup: so much of the result at a time
+  /// Of a warpgroup: so much of the result at a time, and as f32 no more than all of it.
+  static constexpr int kResultBytes = P::kTokens < 32 ? P::kTokens * kBlock * 4 : 8192;
   static constexpr int kResults = P::kStages * kXBytes;
   static constexpr int kWeights = kResults + kPanels * kResultBytes;
   static constexpr int kPlaces = kWeights + P::kStages * kPanels * kPanelBytes;

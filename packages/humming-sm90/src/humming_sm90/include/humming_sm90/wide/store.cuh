@@ -32,7 +32,9 @@ class Epilogue {
   static constexpr int kPerChunk = 16 / kBytes;
   static constexpr int kOutBytes = kBlock * kBytes;  // of a row of the panel's result
   static constexpr int kChunks = kOutBytes / 16;
-  static constexpr int kPass = L::kResultBytes / kOutBytes;  // tokens at a time
+  /// Tokens at a time.
+  static constexpr int kPass =
+      L::kResultBytes / kOutBytes < P::kTokens ? L::kResultBytes / kOutBytes : P::kTokens;
 
  public:
   __device__ __forceinline__ Epilogue(Arguments const& args, Tile const& tile,
