@@ -147,6 +147,7 @@ class QuantLinear(nn.Module):
         """Start anew: what is prepared belongs to these tensors, this device and this process."""
         self._prepared: dict[tuple[torch.dtype, GemmKind], PreparedLayer] = {}
         self._shelf: Shelf = {}
+        self._state = object()
         # By dtype of x, what a dense call needs to go to its kernel without detours.
         self._direct: dict[torch.dtype, Callable[[torch.Tensor], torch.Tensor]] = {}
         register(self, self._facts.device)
@@ -178,6 +179,11 @@ class QuantLinear(nn.Module):
         """The weight, on the module's device."""
         tensors = {field: self.get_buffer(field) for field, _ in self._facts.tensors()}
         return self._facts.replace(**tensors)
+
+    @property
+    def state(self) -> object:
+        """Another one whenever what :meth:`prepare` gave before is no longer this layer's."""
+        return self._state
 
     @property
     def in_features(self) -> int:
@@ -281,7 +287,7 @@ class QuantLinear(nn.Module):
         self._forget()
 
     def __getstate__(self) -> dict[str, object]:
-        left = ("_prepared", "_shelf", "_direct")
+        left = ("_prepared", "_shelf", "_direct", "_state")
         state = without_handle(self.__dict__)
         return {name: value for name, value in state.items() if name not in left}
 

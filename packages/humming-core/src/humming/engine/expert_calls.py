@@ -9,11 +9,10 @@ import torch
 
 from humming.backend import KernelSpec, LaunchShape, Problem
 from humming.configs import GemmKind
-from humming.engine.arguments import ALWAYS
 from humming.engine.expert_products import ExpertProducts
 from humming.engine.experts import ROW_MASKS, ExpertKernels
 from humming.engine.kernel_layer import KernelLayer, Plan
-from humming.engine.launches import Given, Launches, Memory, Part, Step, Value, View, own_step
+from humming.engine.launches import Given, Launches, Mapped, Memory, Part, Step, Value, own_step
 from humming.engine.operand import ROW_BYTES
 from humming.expert_kernels import RowMask
 from humming.gating import Gating
@@ -67,17 +66,24 @@ class ExpertCall:
         products: both of them; :meth:`serves` says whether they can be these.
         around: the kernels around them.
         sizes: of the calls.
+        states: of the layers whose products these are: with others the call is none of theirs.
 
     Attributes:
-        products, around: as given.
+        products, around, states: as given.
         launches: how many there are.
 
     Raises:
         CaptureError: a kernel is not loaded, in the capture of a graph.
     """
 
-    def __init__(self, products: ExpertProducts, around: ExpertKernels, sizes: CallSizes) -> None:
-        self.products, self.around = products, around
+    def __init__(
+        self,
+        products: ExpertProducts,
+        around: ExpertKernels,
+        sizes: CallSizes,
+        states: tuple[object, object],
+    ) -> None:
+        self.products, self.around, self.states = products, around, states
         steps = _Steps(products, around, sizes)
         steps.write()
         self._scratch, self.launches = steps.scratch, len(steps.steps)
@@ -134,9 +140,11 @@ class ExpertCall:
 
 
 class _Rows(NamedTuple):
-    """What a product reads: numbers or codes, bytes from one row to the next, and scales."""
+    """What a product reads: numbers or codes, their shape, bytes from one row to the next, and
+    scales."""
 
     x: Given | Part
+    shape: tuple[int, ...]
     stride: int
     scales: Part | None = None
     groups: Part | None = None
@@ -243,10 +251,11 @@ class _Steps:
         """Memory for rows of a product."""
         dtype, k = self._sizes.dtype, product.layer.k
         if not product.operand.in_one_launch(dtype):
-            return _Rows(memory.part((rows, k), dtype), k * dtype.itemsize)
+            return _Rows(memory.part((rows, k), dtype), (rows, k), k * dtype.itemsize)
         width, count = product.operand.quantizer.sizes
         return _Rows(
             memory.part((rows, width), torch.uint8),
+            (rows, width),
             width,
             memory.part((rows,), torch.float32),
             memory.part((rows, count), torch.float32) if count else None,
@@ -259,7 +268,7 @@ class _Steps:
         stride = k * sizes.dtype.itemsize
         table, quantizes = routing.get("sources"), up.operand.in_one_launch(sizes.dtype)
         if table is None and not quantizes:
-            return _Rows(_X, stride)
+            return _Rows(_X, (sources, k), stride)
         rows = sources if table is None else sizes.choices
         found = self._rows_of(up, rows, memory)
         if quantizes:
@@ -285,8 +294,7 @@ class _Steps:
         source, table, limit = choice
         quantizer = product.operand.quantizer
         spec = quantizer.spec(self._sizes.dtype, gating, source)
-        assert isinstance(rows.x, Part), "codes are made here"
-        count = rows.x.shape[0]
+        count = rows.shape[0]
         values: dict[str, Value] = {
             "x": x[0], "x_stride": x[1], "stored": product.operand.stored, "stored_step": 0,
             "codes": rows.x, "scales": rows.scales, "groups": rows.groups, "rows": count,
@@ -298,19 +306,19 @@ class _Steps:
     # -- products and what is between and behind ---------------------------------------------------
 
     def _multiply(self, index: int, rows: _Rows, routing: dict[str, Value], out: Part) -> None:
-        plan = self._plans[index]
-        kinds = {arg.name: arg.kind for arg in plan.kernel.spec.args}
-        mapped = kinds["x"] == "map" and isinstance(rows.x, Part)
+        plan, product = self._plans[index], self._products[index]
+        spec, x, count = plan.kernel.spec, rows.x, self._sizes.choices
+        per_row = self._sizes.per_row if index == 0 and not self._sorts else 1
+        mapped = ("x", "map") in spec.args
         values: dict[str, Value] = {
+            **product.fixed(plan),
             **routing,
-            "x": View(rows.x) if mapped and isinstance(rows.x, Part) else rows.x,
-            "x_stride": rows.stride, "out": out, "m": self._sizes.choices,
-            "top_k": self._sizes.per_row if index == 0 and not self._sorts else 1,
+            "x": Mapped(x, spec.maps["x"](rows.shape, rows.stride)) if mapped else x,
+            "x_stride": rows.stride, "out": out, "m": count, "top_k": per_row,
             "x_scales": rows.scales, "x_groups": rows.groups,
             "workspace": self._workspaces[index],
         }  # fmt: skip
-        names = (*ALWAYS, *plan.kernel.extras)
-        self.steps.append((plan.launch, plan.shape, [values[name] for name in names]))
+        self._own(spec, plan.shape, values)
 
     def _activate(self, results: Part, middle: _Rows, counted: _Counted) -> None:
         """The function, and codes of what it gives if the second product wants codes."""
