@@ -151,16 +151,19 @@ class Peer:
         hidden, inter = job["hidden"], job["inter"]
         shapes = [(2 * inter, hidden), (hidden, inter)]
         layers = self._layers(job["fmt"], shapes, experts)
+        kinds = {m: "grouped_contiguous" if m >= _SORTED_FROM else "indexed" for m in ms}
+        plans: dict[int, list[tuple[Any, Any]]] = {m: [] for m in ms}
+        for kind in dict.fromkeys(kinds.values()):
+            some = [m for m in ms if kinds[m] == kind]
+            for layer in layers:  # all of a kind at once: they are compiled side by side
+                found = zip(*self._plans(layer, kind, [m * top_k for m in some]), strict=True)
+                for m, plan in zip(some, found, strict=True):
+                    plans[m].append(plan)
         for m in ms:
             if time.monotonic() > deadline:
                 return
-            kind = "grouped_contiguous" if m >= _SORTED_FROM else "indexed"
-            chosen = []
-            for layer in layers:
-                plans, kernels = self._plans(layer, kind, [m * top_k])
-                chosen.append((plans[0], kernels[0]))
-            call = self._whole(layers, kind, (m, top_k), chosen, job["gating"])
-            fields = {"m": m, "layout": kind, "eager_us": self._cold_us(call, job["repeats"])}
+            call = self._whole(layers, kinds[m], (m, top_k), plans[m], job["gating"])
+            fields = {"m": m, "layout": kinds[m], "eager_us": self._cold_us(call, job["repeats"])}
             try:
                 fields["graph_us"] = self._cold_us(_captured(call), job["repeats"])
             except RuntimeError as error:  # torch's, of what can't be captured
