@@ -165,13 +165,16 @@ class QuantLinear(nn.Module):
     ) -> QuantLinear:
         """Quantize an ``nn.Linear`` (with its bias) or a float matrix [N, K] or [E, N, K].
 
+        If `activation` has a Hadamard transform, the matrix is transformed alike.
+
         Raises:
             ConfigError: as :func:`humming.quantize`.
         """
         if isinstance(source, nn.Linear):
             bias = source.bias if bias is None else bias
             source = source.weight
-        weight = quantize(source.detach(), scheme, clip=clip)
+        block = 0 if activation is None else ActivationScheme.parse(activation).hadamard
+        weight = quantize(source.detach(), scheme, clip=clip, hadamard=block)
         return cls(weight, activation=activation, bias=bias, backend=backend)
 
     @property

@@ -6,7 +6,7 @@ chosen rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache, partial
 from typing import NamedTuple
@@ -43,6 +43,7 @@ _LARGEST_GROUP = 1024
 #: computed, the compiler is told that one CTA is enough: else it spills to have more (NVRTC 13).
 _BUSY_THREADS = 512
 _INT_LIMIT = 2**31
+_ACROSS = "groups of {} behind a Hadamard transform: a power of two"
 
 
 class RowScale(Enum):
@@ -147,6 +148,8 @@ def quantize_refusal(scheme: ActivationScheme) -> str | None:
         return "a scale of all rows needs a pass over all of them before the first code"
     if group > _LARGEST_GROUP:
         return f"groups of {group}: at most {_LARGEST_GROUP}"
+    if scheme.hadamard and group & (group - 1):
+        return _ACROSS.format(group)
     if group % _OCTET or (group > 32 * _OCTET and group & (group - 1)):
         return f"groups of {group}: a multiple of {_OCTET}, and above 256 a power of two"
     return None
@@ -235,8 +238,7 @@ def quantize_spec(
         raise ConfigError("source", source.name, f"one of {', '.join(SOURCES)}")
     if not 0 < k < _INT_LIMIT // 2 - _LARGEST_GROUP:
         raise ConfigError("k", k, "a positive number of elements")
-    if options.hadamard:
-        _check_hadamard(scheme, k, options.hadamard)
+    scheme, options = _with_hadamard(scheme, k, options)
     context = _context(scheme, source, k, options)
     names = {"x": "ptr", "x_stride": "i64", "stored": "ptr", "stored_step": "i32", "codes": "ptr"}
     names |= {"scales": "ptr", "groups": "ptr", "rows": "i32", "k": "i32"}
@@ -252,13 +254,21 @@ def quantize_spec(
     )
 
 
-def _check_hadamard(scheme: ActivationScheme, k: int, block: int) -> None:
+def _with_hadamard(
+    scheme: ActivationScheme, k: int, options: QuantizeOptions
+) -> tuple[ActivationScheme, QuantizeOptions]:
+    """Both, checked: the transform of a scheme is that of the options, as it is one kernel."""
+    block = scheme.hadamard or options.hadamard
+    if not block:
+        return scheme, options
+    if scheme.hadamard and options.hadamard:
+        raise ConfigError("hadamard", options.hadamard, f"none beside that of {scheme}")
     hadamard_factor(block)
     if k % block:
         raise ConfigError("k", k, f"a multiple of {block}, as blocks are transformed")
     if scheme.group_size & (scheme.group_size - 1):
-        reason = f"groups of {scheme.group_size} behind a Hadamard transform: a power of two"
-        raise UnsupportedError(reason)
+        raise UnsupportedError(_ACROSS.format(scheme.group_size))
+    return replace(scheme, hadamard=0), replace(options, hadamard=block)
 
 
 def _context(

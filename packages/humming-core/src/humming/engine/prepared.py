@@ -173,6 +173,9 @@ def prepared_layer(
         raise ConfigError(
             "activation", str(resolved), "a dynamic scheme: this weight stores no input_scale"
         )
+    if resolved.hadamard and weight.k % resolved.hadamard:
+        allowed = f"blocks of which k={weight.k} is a multiple"
+        raise ConfigError("activation", str(resolved), allowed)
     layer = _layer_config(weight, resolved, output)
     chosen = select_backend(
         options.backend, device=device, profile=options.profile, layer=layer, compute=compute
