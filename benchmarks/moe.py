@@ -121,6 +121,7 @@ def layer_rows(name: str, block: Block, ms: list[int], device: str) -> None:
     layer = QuantMoE(pair[0], pair[1], gating=block.gating, activation=block.activation, **options)
     for m in ms:
         x = torch.randn(m, block.hidden, device=home).bfloat16()
+        torch.manual_seed(m)  # the peer gets the same ids
         ids, weights = routing(m, block.top_k, experts, home)
         found = layer(x, ids, weights)
         some = slice(None, None, max(m // 16, 1))

@@ -19,6 +19,7 @@ import json
 import statistics
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ import torch
 _FLUSH_BYTES = 512 << 20
 _WARM_UP = 3
 _ANY_ROWS = 1 << 30
+#: Sizes that its tiles of experts' weights want multiples of.
+_PADDED_N, _PADDED_K = 256, 128
 #: Tokens from which rows of a layer lie in the order of experts; what is faster there.
 _SORTED_FROM = 512
 
@@ -87,7 +90,8 @@ def main() -> None:
             for fields in rows(job, deadline):
                 _row(**facts, **fields)
         except Exception as error:  # whatever it raises: the other jobs go on
-            _row(**facts, error=repr(error)[:300])
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            _row(**facts, error=f"{error!r:.300} in {where.name}, line {where.lineno}")
 
 
 class Peer:
@@ -181,8 +185,9 @@ class Peer:
         """Its pieces of a layer, one after another."""
         (m, top_k), (up, down) = size, layers
         process, launch = self.api["may_process_input"], self.api["launch_kernel"]
-        experts, hidden = up.humming_config.num_experts, up.humming_config.shape_k
-        ids = self.api["generate_random_topk_ids"](m, experts, top_k)
+        experts, hidden = up.humming_config.num_experts, _inputs(up)
+        torch.manual_seed(m)  # the ids that ours get
+        ids = torch.rand(m, experts, device="cuda").topk(top_k)[1].int()
         order = ids.flatten().argsort(stable=True)
         places = order.argsort().int()  # of each choice among the rows in order
         weights = torch.rand(m, 1, top_k, device="cuda", dtype=torch.bfloat16)
@@ -195,9 +200,7 @@ class Peer:
         scatter = {"layout": "scatter", "scatter_idx": places.view(m, top_k)} if is_sorted else {}
 
         def multiply(place: int, layer: Any, rows: Any, groups: Any, tokens: Any) -> torch.Tensor:
-            out = torch.empty(
-                m * top_k, layer.humming_config.shape_n, dtype=torch.bfloat16, device="cuda"
-            )
+            out = torch.empty(m * top_k, _outputs(layer), dtype=torch.bfloat16, device="cuda")
             launch(
                 configs=chosen[place][1], inputs=rows, outputs=out, locks=layer.locks,
                 input_scale=tokens if groups is None else groups,
@@ -241,6 +244,7 @@ class Peer:
                 shape_n=shape[0], shape_k=shape[1], num_experts=experts or None,
                 weight_config=dict(weight), input_config=dict(activation),
                 torch_dtype=torch.bfloat16,
+                pad_n_to_multiple=_PADDED_N, pad_k_to_multiple=_PADDED_K,
             ).cuda()  # fmt: skip
         if experts:  # too many to quantize
             for parameter in layer.parameters():
@@ -275,12 +279,12 @@ class Peer:
             ids = ids if choices == top_k else ids.reshape(-1, 1)
             arguments |= self._tables(ids, kind, plan, choices)
         count = rows // choices if kind == "indexed" else rows
-        x = torch.randn(count, config.shape_k, dtype=torch.bfloat16, device="cuda")
+        x = torch.randn(count, _inputs(layer), dtype=torch.bfloat16, device="cuda")
         scales = None
         if config.a_dtype.num_bits != 16:
             x, groups, tokens = self.api["may_process_input"](config, inputs=x)
             scales = tokens if groups is None else groups
-        out = torch.empty(rows, config.shape_n, dtype=torch.bfloat16, device="cuda")
+        out = torch.empty(rows, _outputs(layer), dtype=torch.bfloat16, device="cuda")
         launch = self.api["launch_kernel"]
         return lambda: launch(
             configs=kernel, inputs=x, input_scale=scales, outputs=out, locks=layer.locks,
@@ -307,6 +311,17 @@ class Peer:
 
 def _tensors(layer: Any) -> dict[str, Any]:
     return {name: getattr(layer, name, None) for name in _TENSORS}
+
+
+def _inputs(layer: Any) -> int:
+    """Of a row, without what pads it."""
+    config = layer.humming_config
+    return int(config.shape_k - config.pad_shape_k)
+
+
+def _outputs(layer: Any) -> int:
+    config = layer.humming_config
+    return int(config.shape_n - config.pad_shape_n)
 
 
 def _captured(call: Callable[[], object]) -> Callable[[], object]:
