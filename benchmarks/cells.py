@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -33,6 +32,7 @@ from typing import Any
 
 import torch
 from gemms import Matrix, Place, Product, floor_us, load_ahead, planner_of, specs_of
+from peer_process import lines_of_humming_kernels
 from workloads import (
     BLOCKS,
     FORMATS,
@@ -230,26 +230,15 @@ def cublas(run: Run, shape: tuple[int, int], suffix: str) -> None:
 
 
 def humming_kernels(run: Run, every: Sequence[Sequence[Cell]]) -> None:
-    """Run that peer in a process of its own, and print what it prints."""
-    script = Path(__file__).parent / "peers" / "humming_kernels.py"
+    """Run that peer, and print what it prints."""
     jobs = [
         {"fmt": cell.fmt, "name": cell.fmt + cell.suffix, "kind": cell.kind.value, **cell.facts,
          "ms": list(sizes(run.options, cell)), "repeats": run.options.repeats}
         for group in every for cell in group
     ]  # fmt: skip
     left = max(run.deadline - time.monotonic(), 1.0)
-    command = [sys.executable, "-u", str(script), str(run.options.humming_kernels)]
-    # Without PYTHONPATH, which leads to our package of the same name.
-    with subprocess.Popen(
-        ["env", "-u", "PYTHONPATH", *command], text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    ) as process:  # fmt: skip
-        assert process.stdin is not None, "it is a pipe"
-        assert process.stdout is not None, "it is a pipe"
-        with process.stdin as pipe:
-            json.dump({"jobs": jobs, "seconds": min(left, 1e6)}, pipe)
-        for line in process.stdout:
-            run.line(line.rstrip("\n"), run.options.peers)
+    for line in lines_of_humming_kernels(run.options.humming_kernels, jobs, min(left, 1e6)):
+        run.line(line, run.options.peers)
 
 
 def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:

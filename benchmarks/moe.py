@@ -4,7 +4,8 @@ Run: PYTHONPATH=$(echo packages/*/src | tr ' ' :) python benchmarks/moe.py
 Cold L2, medians. `floor_us` is the time in which the weights of the experts that were chosen can be
 read at 4.3 TB/s. `host_us` is what an eager call of one token costs the host; the goal is 60 us.
 `launches` are those of a call, none where they are not settled beforehand. --tiny runs small layers
-in the simulator, to see that nothing is broken.
+in the simulator, to see that nothing is broken. --humming-kernels FOLDER (of `pip install --target
+FOLDER humming-kernels`) also times the pieces of a layer that this peer has, in a row.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import datetime
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from measure import cold_us, errors, row
+from peer_process import lines_of_humming_kernels
 
 import humming
 from humming import CanonicalWeight, Gating, GemmKind, QuantMoE
@@ -38,16 +41,27 @@ class Block(NamedTuple):
     width: int
     gating: Gating
     bias: bool = False
+    peer: str = ""  # what it is called there; "" is nothing
 
 
 _SWIGLU = Gating.of("swiglu")
 BLOCKS = {
     "gpt-oss-20b": Block(
-        "mxfp4", None, 32, 4, 2880, 2880, Gating.of("swiglu_oai", interleaved=True), True
+        "mxfp4",
+        None,
+        32,
+        4,
+        2880,
+        2880,
+        Gating.of("swiglu_oai", interleaved=True),
+        True,
+        peer="w4a16_mxfp4",
     ),
-    "deepseek-v3": Block("fp8-block", "e4m3fn-g128-f32", 256, 8, 7168, 2048, _SWIGLU),
-    "qwen3-int4": Block("int4-g128", None, 128, 8, 2048, 768, _SWIGLU),
-    "qwen3-nvfp4": Block("nvfp4", None, 128, 8, 2048, 768, _SWIGLU),
+    "deepseek-v3": Block(
+        "fp8-block", "e4m3fn-g128-f32", 256, 8, 7168, 2048, _SWIGLU, peer="w8a8_fp8_block128"
+    ),
+    "qwen3-int4": Block("int4-g128", None, 128, 8, 2048, 768, _SWIGLU, peer="w4a16_int4_g128"),
+    "qwen3-nvfp4": Block("nvfp4", None, 128, 8, 2048, 768, _SWIGLU, peer="w4a16_nvfp4"),
 }
 #: Both products alone, E = 256, top-8, 7168 x 2048: weight and activation.
 GEMMS = {
@@ -107,6 +121,7 @@ def layer_rows(name: str, block: Block, ms: list[int], device: str) -> None:
     layer = QuantMoE(pair[0], pair[1], gating=block.gating, activation=block.activation, **options)
     for m in ms:
         x = torch.randn(m, block.hidden, device=home).bfloat16()
+        torch.manual_seed(m)  # the peer gets the same ids
         ids, weights = routing(m, block.top_k, experts, home)
         found = layer(x, ids, weights)
         some = slice(None, None, max(m // 16, 1))
@@ -176,6 +191,19 @@ def gemm_rows(name: str, block: Block, ms: list[int], device: str) -> None:
             row(**facts)
 
 
+def peer_rows(names: list[str], ms: list[int], folder: Path, seconds: float) -> None:
+    """The peer's rows of whole layers; it has no bias."""
+    blocks = {name: BLOCKS[name] for name in names if name in BLOCKS}
+    jobs = [
+        {"kind": "layer", "fmt": block.peer, "name": name, "hidden": block.hidden,
+         "inter": block.width, "experts": block.experts, "topk": block.top_k, "ms": ms,
+         "repeats": 15, "gating": block.gating.function.name}
+        for name, block in blocks.items()
+    ]  # fmt: skip
+    for line in lines_of_humming_kernels(folder, jobs, seconds):
+        print(line, flush=True)
+
+
 def main() -> None:
     """Print the rows."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -183,6 +211,8 @@ def main() -> None:
     parser.add_argument("--ms", nargs="*", type=int, default=[1, 8, 64, 512, 4096])
     parser.add_argument("--only", choices=("gemm", "layer"))
     parser.add_argument("--tiny", action="store_true", help="small layers, in the simulator")
+    parser.add_argument("--humming-kernels", type=Path, help="folder where that peer is installed")
+    parser.add_argument("--peer-seconds", type=float, default=1e6, help="it begins nothing later")
     options = parser.parse_args()
     device = "sim:nvidia-h100" if options.tiny else "cuda"
     where = device if options.tiny else torch.cuda.get_device_name()
@@ -199,6 +229,8 @@ def main() -> None:
             gemm_rows(name, block._replace(**shrink), ms, device)
         if not options.tiny:
             torch.cuda.empty_cache()
+    if options.humming_kernels and options.only != "gemm":
+        peer_rows(options.blocks, options.ms, options.humming_kernels, options.peer_seconds)
 
 
 if __name__ == "__main__":

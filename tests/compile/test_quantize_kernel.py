@@ -123,7 +123,7 @@ def test_rows_longer_than_a_tile_are_read_twice(text: str, native: bool) -> None
     options = QuantizeOptions(native=native, tuning=QuantizeTuning(4, 64))
     for k in (4504, 2056):
         spec = spec_of(text, number_format("f16"), k, options)
-        assert spec.name.endswith("_64x4x2_tiles")
+        assert spec.name.endswith("_64x4x4_tiles")
         x = sample(scheme, torch.float16, k, seed=k)[[0, 3, 4, 8, 9]]
         check(text, x, k, options=options)
 
@@ -253,10 +253,10 @@ def test_sizes_and_launches() -> None:
     assert row_sizes(parse("s4-g32-f32"), 97) == (64, 4)
     spec = spec_of("s8-token-f32", number_format("f16"), 4096)
     shape = spec.launch(Problem(m=7), None)
-    assert (shape.grid, shape.block) == ((7, 1, 1), (128, 1, 1))
+    assert (shape.grid, shape.block) == ((4, 1, 1), (256, 1, 1))
     assert spec.launch(Problem(m=7), None) is shape
     small = spec_of("s8-token-f32", number_format("f16"), 100).launch(Problem(m=7), None)
-    assert (small.grid, small.block) == ((2, 1, 1), (128, 1, 1))
+    assert (small.grid, small.block) == ((1, 1, 1), (256, 1, 1))
     with pytest.raises(ConfigError, match="rows"):
         spec.launch(Problem(m=0), None)
     with pytest.raises(ConfigError, match="k"):
@@ -278,3 +278,29 @@ def test_kernels_assemble_without_spills(arch: str) -> None:
         assert usage.kernel == "quantize_rows"
         assert usage.spill_stores == usage.stack == 0
         assert usage.registers <= (64 if options.native else 96)
+
+
+# -- how rows are spread -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("k", [2048, 4096, 7168, 14336, 53248])
+@pytest.mark.parametrize("source", DTYPES)
+def test_ctas_are_large_enough_to_be_started_in_time(k: int, source: str) -> None:
+    """An H200 starts some 270 of them in a microsecond: small ones would take longer to start than
+    to read their rows."""
+    for text in SCHEMES:
+        scheme = ActivationScheme.parse(text)
+        if quantize_refusal(scheme) is None:
+            shape = spec_of(text, number_format(source), k).launch(Problem(m=8192), None)
+            assert shape.block[0] > 128, (text, shape)
+
+
+def test_a_thread_has_more_of_long_rows_whose_codes_take_much_computing() -> None:
+    for k, names in ((4096, ("128x4x2", "128x4x2")), (14336, ("224x8", "448x4"))):
+        for text, name in zip(("e2m1-g32-e8m0", "e4m3fn-g32-e8m0"), names, strict=True):
+            assert spec_of(text, number_format("bf16"), k).name.endswith(f"_{name}")
+
+
+def test_only_rows_with_one_scale_are_kept_whole_whatever_their_length() -> None:
+    for text, name in (("e4m3fn-g128-f32", "256x4_tiles"), ("e4m3fn-token-f32", "832x8")):
+        assert spec_of(text, number_format("bf16"), 53248).name.endswith(f"_{name}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from gemm_oracle import poisoned
 from moe_cases import hidden_of, router, weights_of
 
 from humming import Gating, GemmKind, QuantMoE
-from humming.backend import LaunchShape, PreparedLaunch
-from humming.engine import Site, launches, workshop
+from humming.backend import Address, Link
+from humming.engine import Site, workshop
 from humming.engine.expert_calls import ExpertCall
+from humming.engine.launches import Launches
 from humming_sim.plugin import SimulatorRuntime
 
 pytestmark = pytest.mark.compile
@@ -115,46 +117,39 @@ def test_scales_of_each_expert_take_steps_of_their_own() -> None:
 
 @pytest.fixture
 def by_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The simulator takes addresses, as CUDA's driver does, of what torch.empty gave."""
-    prepare, empty = SimulatorRuntime.prepare, torch.empty
-    memory: list[torch.Tensor] = []
+    """The simulator has chains, as CUDA's driver: what lies in a call's memory ends where the next
+    argument of the launch begins."""
+    call, empty = Launches.__call__, torch.empty
+    known: dict[int, torch.Tensor] = {}
 
-    def allocate(*size: int, **options: object) -> torch.Tensor:
+    def allocate(*size: int, **options: Any) -> torch.Tensor:
         made = empty(*size, **options)
-        if made.dtype is torch.uint8:
-            memory[:] = [made]
+        known[made.data_ptr()] = made
         return made
 
-    def prepared(  # budget: as of a runtime
-        self: SimulatorRuntime,
-        kernel: object,
-        kinds: Sequence[str],
-        args: Sequence[object],
-        options: Mapping[str, int],
-        changing: Sequence[int] = (),
-    ) -> PreparedLaunch:
-        launch = prepare(self, kernel, kinds, args, options, changing)
+    def remember(self: Launches, *given: torch.Tensor | None) -> None:
+        known.update({tensor.data_ptr(): tensor for tensor in given if tensor is not None})
+        call(self, *given)
 
-        def resolved(shape: LaunchShape, *changed: object) -> None:
-            pointers = [
-                place for place, (index, value) in enumerate(zip(changing, changed, strict=True))
-                if kinds[index] == "ptr" and type(value) is int
-            ]  # fmt: skip
-            values = list(changed)
-            # Each part ends where the next one of the launch begins.
-            ends = sorted({*(changed[place] for place in pointers)})
-            for place in pointers:
-                (whole,), address = memory, changed[place]
-                begin = address - whole.data_ptr()
-                assert 0 <= begin < whole.numel()
-                behind = [end - whole.data_ptr() for end in ends if end > address]
-                values[place] = whole[begin : behind[0] if behind else whole.numel()]
-            launch(shape, *values)
+    def chain(self: SimulatorRuntime, links: Sequence[Link]) -> Callable[[list[int]], None]:
+        def run(bases: list[int]) -> None:
+            for launch, shape, slots in links:
+                launch(shape, *(argument(bases, slot, slots) for slot in slots))
 
-        return resolved
+        return run
 
-    monkeypatch.setattr(launches, "_takes_addresses", lambda site: True)
-    monkeypatch.setattr(SimulatorRuntime, "prepare", prepared)
+    def argument(bases: list[int], slot: Address, slots: Sequence[Address]) -> torch.Tensor | None:
+        if not bases[slot.base]:
+            return None
+        whole = known[bases[slot.base]]
+        if slot.base != len(bases) - 1:
+            return whole
+        ends = [other.offset for other in slots if other.base == slot.base]
+        behind = min((end for end in ends if end > slot.offset), default=whole.numel())
+        return whole[slot.offset : behind]
+
+    monkeypatch.setattr(SimulatorRuntime, "chain", chain, raising=False)
+    monkeypatch.setattr(Launches, "__call__", remember)
     monkeypatch.setattr(torch, "empty", allocate)
 
 

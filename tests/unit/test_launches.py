@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import struct
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from fake_driver import CUBIN, FakeDriver, FakeTensor
 
-from humming.backend import Arg, KernelSpec, LaunchShape
+from humming.backend import Arg, KernelSpec, LaunchShape, TensorMap
 from humming.engine import Site, launches
-from humming.engine.launches import Given, Launches, Memory, Part, Value, View, own_step
+from humming.engine.launches import Given, Launches, Mapped, Memory, Part, Value, own_step
 from humming.launching import CudaRuntime
 
+MAP = TensorMap(element="uint8", dims=(16, 2), strides=(16,), box=(16, 2))
 ONE = LaunchShape(grid=(4, 1, 1), block=(128, 1, 1))
 
 
@@ -54,27 +56,29 @@ def test_kernels_get_addresses_in_one_allocation(monkeypatch: pytest.MonkeyPatch
 
 
 def test_other_runtimes_get_tensors() -> None:
-    got: list[tuple[object, ...]] = []
+    got: list[Any] = []
     site = Site(SimpleNamespace(name="other"), torch.device("cpu"))  # type: ignore[arg-type]
     memory = Memory(64)
     part, codes = memory.part((3, 5), torch.float32), memory.part((2, 8), torch.uint8)
-    run = Launches(
-        site, [(lambda shape, *values: got.append(values), ONE, [part, View(codes), 5])], given=0
-    )
-    run()
-    ((found, view, five),) = got
+    values = [part, Mapped(codes, MAP), Given(0), Mapped(Given(0), MAP), Given(1)]
+    run = Launches(site, [(lambda shape, *values: got.append(values), ONE, values)], given=2)
+    x = torch.zeros(3)
+    run(x, None)
+    ((found, (described, view), given, (_, below), none),) = got
     assert isinstance(found, torch.Tensor)
     assert isinstance(view, torch.Tensor)
     assert (found.shape, found.dtype, found.is_contiguous()) == ((3, 5), torch.float32, True)
-    assert (view.shape, view.dtype, five) == ((2, 8), torch.uint8, 5)
+    assert (view.shape, view.dtype, described) == ((2, 8), torch.uint8, MAP)
     assert view.data_ptr() - found.data_ptr() == codes.offset - part.offset == 256 - 64
+    assert given is below is x
+    assert none is None
 
 
 def test_each_call_has_memory_of_its_own() -> None:
     got: list[torch.Tensor] = []
     site = Site(SimpleNamespace(name="other"), torch.device("cpu"))  # type: ignore[arg-type]
     part = Part(0, (4,), (1,), torch.int32)
-    run = Launches(site, [(lambda shape, *values: got.append(values[0]), ONE, [part, 1])], given=0)
+    run = Launches(site, [(lambda shape, *values: got.append(values[0]), ONE, [part])], given=0)
     run()
     run()
     assert got[0].data_ptr() != got[1].data_ptr()

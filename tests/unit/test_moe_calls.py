@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,9 +12,10 @@ from moe_cases import hidden_of, router, weights_of
 from quiet_kernels import Launched, Operations, quiet
 
 from humming import GemmKind, QuantMoE
-from humming.backend import Problem
+from humming.backend import Link, Problem
 from humming.engine import Site, launches
 from humming.errors import CaptureError, ConfigError
+from humming_sim.plugin import SimulatorRuntime
 
 H100 = "sim:nvidia-h100"
 BF16 = torch.bfloat16
@@ -113,20 +115,26 @@ def test_shared_experts_take_as_few(
 def test_a_call_allocates_its_result_and_one_piece_of_memory(
     launched: list[Launched], monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    monkeypatch.setattr(launches, "_takes_addresses", lambda site: True)
-    (scheme, activation, layout), _ = CASES[case]
+    links: list[Link] = []
+    bases: list[list[int]] = []
+
+    def chain(self: SimulatorRuntime, given: Sequence[Link]) -> Callable[[list[int]], None]:
+        links.extend(given)
+        return bases.append
+
+    monkeypatch.setattr(SimulatorRuntime, "chain", chain, raising=False)
+    (scheme, activation, layout), wanted = CASES[case]
     layer, (x, ids, weights) = moe(scheme, activation=activation, layout=layout), inputs()
     layer(x, ids, weights)
-    launched.clear()
     with Operations() as counted:
-        layer(x, ids, weights)
-    views = [name for name in counted.names if name in ("as_strided", "view")]
-    allocated = [name for name in counted.names if name not in views]
-    assert allocated == ["empty_strided", "empty"]
-    mapped = 2 if layout is SORTED and activation else 0  # tensor maps describe tensors
-    assert len(views) == mapped
-    tensors = {id(v) for _, values in launched for v in values if isinstance(v, torch.Tensor)}
-    assert len(tensors) == 4, "hidden states, ids, weights and the result; all else is addresses"
+        out = layer(x, ids, weights)
+    assert counted.names == ["empty_strided", "empty"]
+    assert len(links) == len(wanted)
+    known = [tensor.data_ptr() for tensor in (x, ids, weights)]
+    assert bases[1][:-1] == [*known, 0, out.data_ptr()], "and scratch memory where it is needed"
+    mapped = [slot for *_, slots in links for slot in slots if slot.map is not None]
+    assert len(mapped) == (2 if layout is SORTED and activation else 0)
+    assert not launched
 
 
 def test_only_what_is_not_needed_at_once_shares_memory(

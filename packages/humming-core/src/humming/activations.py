@@ -8,7 +8,7 @@ import torch
 
 from humming.blocks import spread
 from humming.errors import ConfigError
-from humming.formats.activation import ActivationScheme
+from humming.formats.activation import LARGEST_HADAMARD, ActivationScheme
 from humming.formats.number import NumberFormat
 from humming.formats.tensors import decode, divide, encode, encode_scale, scale_reach
 
@@ -19,9 +19,6 @@ __all__ = [
     "quantize_activation",
     "quantize_rows",
 ]
-
-#: The largest block that :func:`hadamard` transforms.
-_LARGEST_BLOCK = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +64,8 @@ def quantize_activation(
     it is amax / (max * t), and t is ``input_scale`` if static, else amax / (max * scale_max) of
     the token or tensor (scale_max counts as 1 in e8m0, f16, bf16 and f32). Codes are
     x / (scale * t) rounded to nearest even, saturating. Where amax is 0 the codes are 0. A NaN
-    stays NaN; a dynamic f32 scale makes NaN of all that shares it with an Inf or NaN.
+    stays NaN; a dynamic f32 scale makes NaN of all that shares it with an Inf or NaN. With a
+    Hadamard transform all of that is of what :func:`hadamard` gives.
 
     Args:
         x: float [M, K].
@@ -98,6 +96,8 @@ def quantize_rows(
     as rows of different experts have them.
     """
     assert scheme.scale is not None, "a scheme that quantizes has a scale format"
+    if scheme.hadamard:
+        x = hadamard(x, scheme.hadamard)
     wide = x.to(torch.float32)
     top = scheme.format.max
     second: torch.Tensor | None = None
@@ -156,8 +156,8 @@ def hadamard_factor(block: int) -> float:
     Raises:
         ConfigError: it does not.
     """
-    if not 2 <= block <= _LARGEST_BLOCK or block & (block - 1):
-        raise ConfigError("hadamard", block, f"a power of two from 2 to {_LARGEST_BLOCK}")
+    if not 2 <= block <= LARGEST_HADAMARD or block & (block - 1):
+        raise ConfigError("hadamard", block, f"a power of two from 2 to {LARGEST_HADAMARD}")
     return float(torch.tensor(block, dtype=torch.float64).rsqrt().to(torch.float32))
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "API_VERSION",
+    "Address",
     "Arg",
     "Backend",
     "Compiler",
@@ -31,6 +32,7 @@ __all__ = [
     "KernelBackend",
     "KernelSpec",
     "LaunchShape",
+    "Link",
     "MapOf",
     "PackedWeight",
     "PreparedLaunch",
@@ -323,12 +325,32 @@ class PreparedLaunch(Protocol):
         ...
 
 
+class Address(NamedTuple):
+    """What a changing slot of a :class:`Link` gets: an address, or the map of what is there.
+
+    Attributes:
+        base: which of the addresses that each call gives.
+        offset: bytes behind it.
+        map: of what is there; None in a slot of kind "ptr".
+    """
+
+    base: int
+    offset: int = 0
+    map: TensorMap | None = None
+
+
+#: A launch of a chain, which nobody else uses, its shape, and what its changing slots get.
+Link = tuple[PreparedLaunch, LaunchShape, Sequence[Address]]
+
+
 @runtime_checkable
 class Runtime(Protocol):
     """What loads and launches a binary: the CUDA driver, a vendor's driver, or a simulator.
 
     ``select_backend(device="NAME:DEVICE")`` asks the runtime called NAME. An attribute `portable`
-    that is true says that :meth:`load` takes PTX and no machine code.
+    that is true says that :meth:`load` takes PTX and no machine code. Where pointers are numbers a
+    runtime may have a method `chain`: ``chain(links)(bases)`` launches all links on the current
+    stream, in less time than one after another.
     """
 
     name: str

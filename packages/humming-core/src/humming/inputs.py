@@ -66,7 +66,8 @@ def quantize_input(  # budget: one keyword for each thing that the kernel does i
         scheme: what to quantize to; text as of :class:`ActivationScheme`.
         input_scale: the stored scale of a static scheme: one, or one for each row of the result.
         gating: an activation function that is applied first, rounded to the dtype of x.
-        hadamard: block of :func:`humming.activations.hadamard`, which is applied then; 0 for none.
+        hadamard: block of :func:`humming.activations.hadamard`, which is applied then; 0 for none,
+            or what the scheme says.
         rows: int32 or int64 [R], the row of x of each row of the result, such as ``sources`` of
             :class:`humming.Routes`; what is no row of x is nobody's.
         expert_ids: int32 or int64, M in any shape: rows whose expert is none of `experts` are
@@ -84,6 +85,8 @@ def quantize_input(  # budget: one keyword for each thing that the kernel does i
         CaptureError: a kernel is not loaded, in the capture of a graph.
     """
     scheme = ActivationScheme.parse(scheme)
+    if hadamard and scheme.hadamard:
+        raise ConfigError("hadamard", hadamard, f"none beside that of {scheme}")
     gating = Gating.of(gating) if isinstance(gating, str) else gating
     dims = 2 if expert_counts is None else 3
     _check_x(x, scheme, dims, 1 if gating is None else gating.function.inputs)

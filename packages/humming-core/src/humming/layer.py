@@ -147,6 +147,7 @@ class QuantLinear(nn.Module):
         """Start anew: what is prepared belongs to these tensors, this device and this process."""
         self._prepared: dict[tuple[torch.dtype, GemmKind], PreparedLayer] = {}
         self._shelf: Shelf = {}
+        self._state = object()
         # By dtype of x, what a dense call needs to go to its kernel without detours.
         self._direct: dict[torch.dtype, Callable[[torch.Tensor], torch.Tensor]] = {}
         register(self, self._facts.device)
@@ -164,13 +165,16 @@ class QuantLinear(nn.Module):
     ) -> QuantLinear:
         """Quantize an ``nn.Linear`` (with its bias) or a float matrix [N, K] or [E, N, K].
 
+        If `activation` has a Hadamard transform, the matrix is transformed alike.
+
         Raises:
             ConfigError: as :func:`humming.quantize`.
         """
         if isinstance(source, nn.Linear):
             bias = source.bias if bias is None else bias
             source = source.weight
-        weight = quantize(source.detach(), scheme, clip=clip)
+        block = 0 if activation is None else ActivationScheme.parse(activation).hadamard
+        weight = quantize(source.detach(), scheme, clip=clip, hadamard=block)
         return cls(weight, activation=activation, bias=bias, backend=backend)
 
     @property
@@ -178,6 +182,11 @@ class QuantLinear(nn.Module):
         """The weight, on the module's device."""
         tensors = {field: self.get_buffer(field) for field, _ in self._facts.tensors()}
         return self._facts.replace(**tensors)
+
+    @property
+    def state(self) -> object:
+        """Another one whenever what :meth:`prepare` gave before is no longer this layer's."""
+        return self._state
 
     @property
     def in_features(self) -> int:
@@ -281,7 +290,7 @@ class QuantLinear(nn.Module):
         self._forget()
 
     def __getstate__(self) -> dict[str, object]:
-        left = ("_prepared", "_shelf", "_direct")
+        left = ("_prepared", "_shelf", "_direct", "_state")
         state = without_handle(self.__dict__)
         return {name: value for name, value in state.items() if name not in left}
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import nn
 
-from humming.combining import combine
+from humming.combining import combine, route
 from humming.configs import ComputeConfig, GemmKind
 from humming.engine import PreparedLayer, Profile, bucket, buckets
 from humming.engine.expert_calls import CallSizes, ExpertCall
-from humming.engine.expert_products import LAYOUTS, ExpertProducts
+from humming.engine.expert_products import LAYOUTS, ExpertProducts, check_layout
 from humming.engine.expert_steps import expert_rows
 from humming.engine.expert_warming import warm_up_experts
 from humming.engine.expert_weights import check_pair, checked_map, local_experts, local_ids
@@ -23,7 +23,6 @@ from humming.formats.activation import ActivationScheme
 from humming.formats.tensors import TORCH_FLOATS
 from humming.gating import Gating
 from humming.layer import QuantLinear
-from humming.selection import select_backend
 from humming.torch_ops import HANDLE, register, without_handle
 from humming.torch_ops import experts as traced_experts
 from humming.weight import CanonicalWeight
@@ -65,6 +64,7 @@ class QuantMoE(nn.Module):
         compute: ComputeConfig | None = None,
         allow_fallback: bool | None = None,
         layout: GemmKind | None = None,
+        capacity: int | None = None,
     ) -> None:
         """Wrap the weights of a layer.
 
@@ -83,9 +83,13 @@ class QuantMoE(nn.Module):
                 I. Of several expert-parallel ranks give them to one.
             activation, backend, device, profile, compute, allow_fallback: of all products; see
                 :class:`humming.layer.LayerOptions`.
-            layout: how kernels find rows: INDEXED, by the number of each choice, or
-                GROUPED_CONTIGUOUS, copied into the order of experts. None is for each number of
-                tokens what is estimated to be faster. The bits of the result may differ.
+            layout: how kernels find rows: INDEXED, by the number of each choice,
+                GROUPED_CONTIGUOUS, copied into the order of experts, or GROUPED_MASKED, copied to
+                where each expert has room for `capacity`. None is for each number of tokens the one
+                of the first two that is estimated to be faster. The bits of the result may differ.
+            capacity: masked: None is M * top_k, which holds anything. Choices beyond it contribute
+                nothing where kernels compute, the last ones of an expert; see
+                :func:`humming.route`.
 
         Raises:
             ConfigError: shapes, the range or the map don't fit.
@@ -96,9 +100,8 @@ class QuantMoE(nn.Module):
         self.weigh_input = weigh_input
         gate_up, down = (local_experts(weight, expert_range) for weight in (gate_up, down))
         check_pair(gate_up, down, self.gating, "experts")
-        if layout not in (None, *LAYOUTS):
-            raise ConfigError("layout", layout, f"None or one of {', '.join(map(str, LAYOUTS))}")
-        self.layout = layout
+        check_layout(layout, capacity)
+        self.layout, self.capacity = layout, capacity
         self.experts, self._first = down.experts, expert_range[0] if expert_range else 0
 
         def layer(weight: CanonicalWeight) -> QuantLinear:
@@ -180,7 +183,8 @@ class QuantMoE(nn.Module):
         for choices in buckets(m * top_k for m in ms):
             products = self._products(dtype, choices, rows)
             if products is not None:
-                wanted.setdefault(products.up.gemm, (products, []))[1].append(choices)
+                size = products.capacity(choices, self.capacity) or choices
+                wanted.setdefault(products.up.gemm, (products, []))[1].append(size)
         for products, sizes in wanted.values():
             around = self._around(products.down)
             warm_up_experts(products, around, dtype, sizes, rows, shared)
@@ -193,9 +197,9 @@ class QuantMoE(nn.Module):
         return found
 
     def _settled(self, dtype: torch.dtype) -> dict[GemmKind, tuple[PreparedLayer, PreparedLayer]]:
-        indexed, grouped = LAYOUTS
+        indexed, grouped = LAYOUTS[0], self.layout or LAYOUTS[1]
         pairs: dict[GemmKind, tuple[PreparedLayer, PreparedLayer]] = {}
-        if self.layout is not indexed:
+        if grouped is not indexed:
             try:
                 pair = self.gate_up.prepare(dtype, grouped), self.down.prepare(dtype, grouped)
             except UnsupportedError:
@@ -211,19 +215,7 @@ class QuantMoE(nn.Module):
 
     def _serves_indexed(self, prepared: PreparedLayer) -> bool:
         """Whether indexed rows would meet the same packed weight: two would fill the memory."""
-        options, compute = self.gate_up.options, replace(prepared.compute, gemm=LAYOUTS[0])
-        device = self._device if options.device is None else options.device
-        try:
-            other = select_backend(
-                options.backend,
-                device=str(device),
-                profile=options.profile,
-                layer=prepared.layer,
-                compute=compute,
-            )
-        except UnsupportedError:
-            return False
-        return other.name == prepared.backend.name
+        return prepared.serves(LAYOUTS[0], self.gate_up.options, self._device)
 
     def _products(self, dtype: torch.dtype, choices: int, top_k: int) -> ExpertProducts | None:
         """The kernels of a call, if both products are kernels."""
@@ -260,6 +252,11 @@ class QuantMoE(nn.Module):
             self.gate_up.prepare(dtype, up.gemm).kernels is up
             and self.down.prepare(dtype, down.gemm).kernels is down
         )
+
+    def _states(self) -> tuple[object, object]:
+        """Those of the parts; found past nn.Module's __getattr__, which takes 1 us."""
+        parts: dict[str, Any] = self._modules
+        return parts["gate_up"].state, parts["down"].state
 
     def _around(self, down: KernelLayer) -> ExpertKernels:
         """The kernels around the products."""
@@ -304,8 +301,8 @@ class QuantMoE(nn.Module):
         call = self._calls.get(key)
         if (
             call is None
+            or call.states != self._states()
             or not call.fits(hidden, topk_ids, topk_weights)
-            or not self._current(hidden.dtype, call.products)
         ):
             check_experts(hidden, topk_ids, topk_weights, self.hidden_size, self._device)
             if not hidden.shape[0]:
@@ -331,8 +328,9 @@ class QuantMoE(nn.Module):
         products = self._products(dtype, tokens * top_k, per_row)
         if products is None or not ExpertCall.serves(products, dtype):
             return None
-        sizes = CallSizes(dtype, tokens, top_k, per_row, ids)
-        call = ExpertCall(products, self._around(products.down), sizes)
+        capacity = products.capacity(tokens * top_k, self.capacity)
+        sizes = CallSizes(dtype, tokens, top_k, per_row, ids, capacity)
+        call = ExpertCall(products, self._around(products.down), sizes, self._states())
         if len(self._calls) >= _MOST_CALLS:
             self._calls.clear()
         self._calls[dtype, shape, ids, choices] = call
@@ -351,12 +349,17 @@ class QuantMoE(nn.Module):
         products = self._products(hidden.dtype, ids.numel(), per_row)
         if products is None:
             ids = torch.where((ids >= 0) & (ids < self.experts), ids, -1)
+            if self.capacity is not None:
+                found = route(ids, self.experts, GemmKind.GROUPED_MASKED, capacity=self.capacity)
+                ids = torch.where(found.places < 0, -1, ids)
             middle = self.gating(self.gate_up(x, expert_ids=ids))
             rows = self.down(middle, expert_ids=ids)
             return combine(rows, ids, self.experts, weights, self._shared(hidden, None))
         around = self._around(products.down)
-        rows, places = expert_rows(products, around, x, ids)
-        return around.combine(rows, ids, weights, self._shared(hidden, around), places)
+        capacity = products.capacity(ids.numel(), self.capacity)
+        rows, places = expert_rows(products, around, x, ids, capacity)
+        shared = self._shared(hidden, around)
+        return around.combine(rows, ids, weights, shared, places, masked=capacity > 0)
 
     def _shared(self, hidden: torch.Tensor, around: ExpertKernels | None) -> torch.Tensor | None:
         """What shared experts give."""

@@ -6,7 +6,7 @@ chosen rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache, partial
 from typing import NamedTuple
@@ -42,7 +42,10 @@ _LARGEST_GROUP = 1024
 #: Threads of a team that computes more than codes, at most. From there on, and wherever much is
 #: computed, the compiler is told that one CTA is enough: else it spills to have more (NVRTC 13).
 _BUSY_THREADS = 512
+#: Eights of a row that is long, where codes take much computing.
+_WIDE_OCTETS = 1024
 _INT_LIMIT = 2**31
+_ACROSS = "groups of {} behind a Hadamard transform: a power of two"
 
 
 class RowScale(Enum):
@@ -90,7 +93,7 @@ class QuantizeTuning(NamedTuple):
 
     vectors: int
     threads: int
-    cta: int = 128
+    cta: int = 256
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,8 @@ def quantize_refusal(scheme: ActivationScheme) -> str | None:
         return "a scale of all rows needs a pass over all of them before the first code"
     if group > _LARGEST_GROUP:
         return f"groups of {group}: at most {_LARGEST_GROUP}"
+    if scheme.hadamard and group & (group - 1):
+        return _ACROSS.format(group)
     if group % _OCTET or (group > 32 * _OCTET and group & (group - 1)):
         return f"groups of {group}: a multiple of {_OCTET}, and above 256 a power of two"
     return None
@@ -170,8 +175,10 @@ def quantize_tunings(
     """What is worth timing, the default first.
 
     A multiprocessor needs some 40 KB of loads under way, and has none when all of its warps wait
-    for one another; so a CTA has few threads, and each of those a few loads. But a row whose scale
-    is that of all its numbers is read a second time if its team can't keep it.
+    for one another; so a thread has a few loads, and a CTA few threads, but so many that starting
+    them is not what takes the time: an H200 starts some 270 CTAs per us. Of long rows whose codes
+    take much computing a thread has more, so that less else is computed. A row whose scale is that
+    of all its numbers is read a second time if its team can't keep it.
 
     Args:
         scheme: what to quantize to.
@@ -179,19 +186,21 @@ def quantize_tunings(
         k: elements of a row of codes.
     """
     few, many = (2, 4) if source.bits > 16 else (4, 8)
-    usual = (
+    usual = [
         QuantizeTuning(few, 512),
         QuantizeTuning(many, 512),
         QuantizeTuning(many, 1024),
         QuantizeTuning(few // 2, 1024),
-        QuantizeTuning(many, 512, 256),
+        QuantizeTuning(few, 512, 128),
         QuantizeTuning(2 * many, 256),
-    )
-    if "token" not in (scheme.granularity, scheme.second):
-        return QuantizeTuning(few, 256), *usual
-    octets = ceil_div(k, _OCTET)
-    first = next((t for t in usual[:3] if t.vectors * t.threads >= octets), usual[2])
-    return first, *(tuning for tuning in usual if tuning != first)
+    ]
+    octets, whole, tiles = ceil_div(k, _OCTET), usual[:2], QuantizeTuning(few, 256)
+    if "token" in (scheme.granularity, scheme.second):
+        whole, tiles = usual[:3], usual[2]
+    if scheme.format.name == "e2m1" and octets > _WIDE_OCTETS:
+        whole = whole[1:]
+    first = next((t for t in whole if t.vectors * t.threads >= octets), tiles)
+    return first, *(tuning for tuning in [*usual, tiles] if tuning != first)
 
 
 def quantize_spec(
@@ -235,8 +244,7 @@ def quantize_spec(
         raise ConfigError("source", source.name, f"one of {', '.join(SOURCES)}")
     if not 0 < k < _INT_LIMIT // 2 - _LARGEST_GROUP:
         raise ConfigError("k", k, "a positive number of elements")
-    if options.hadamard:
-        _check_hadamard(scheme, k, options.hadamard)
+    scheme, options = _with_hadamard(scheme, k, options)
     context = _context(scheme, source, k, options)
     names = {"x": "ptr", "x_stride": "i64", "stored": "ptr", "stored_step": "i32", "codes": "ptr"}
     names |= {"scales": "ptr", "groups": "ptr", "rows": "i32", "k": "i32"}
@@ -252,13 +260,21 @@ def quantize_spec(
     )
 
 
-def _check_hadamard(scheme: ActivationScheme, k: int, block: int) -> None:
+def _with_hadamard(
+    scheme: ActivationScheme, k: int, options: QuantizeOptions
+) -> tuple[ActivationScheme, QuantizeOptions]:
+    """Both, checked: the transform of a scheme is that of the options, as it is one kernel."""
+    block = scheme.hadamard or options.hadamard
+    if not block:
+        return scheme, options
+    if scheme.hadamard and options.hadamard:
+        raise ConfigError("hadamard", options.hadamard, f"none beside that of {scheme}")
     hadamard_factor(block)
     if k % block:
         raise ConfigError("k", k, f"a multiple of {block}, as blocks are transformed")
     if scheme.group_size & (scheme.group_size - 1):
-        reason = f"groups of {scheme.group_size} behind a Hadamard transform: a power of two"
-        raise UnsupportedError(reason)
+        raise UnsupportedError(_ACROSS.format(scheme.group_size))
+    return replace(scheme, hadamard=0), replace(options, hadamard=block)
 
 
 def _context(

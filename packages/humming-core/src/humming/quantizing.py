@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from humming.activations import hadamard as transformed
 from humming.errors import ConfigError
 from humming.formats.scheme import Second, WeightScheme, Zero
 from humming.formats.tensors import decode, divide, encode, encode_scale, scale_reach
@@ -25,6 +26,7 @@ def quantize(
     *,
     bias: torch.Tensor | None = None,
     clip: str = "max",
+    hadamard: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> CanonicalWeight:
     """Quantize `weight` to `scheme`, rounding to nearest.
@@ -40,6 +42,8 @@ def quantize(
         bias: [N] or [E, N], stored with the weight.
         clip: "max", or "mse" to search, per block, the shrink factor in 0.5 to 1 with the
             least squared error.
+        hadamard: block of :func:`humming.activations.hadamard`, taken of the rows before; for
+            activations that get it, too: ``activation="s8-token-f32-h32"``. 0 for none.
         progress: called with (rows done, rows in all) after each chunk of long work.
 
     Raises:
@@ -48,6 +52,8 @@ def quantize(
     """
     scheme = WeightScheme.parse(scheme)
     _check_request(weight, clip)
+    if hadamard:
+        weight = transformed(weight.to(torch.float32), hadamard)
     if weight.dim() == 3:
         return _experts(weight, scheme, bias, clip, progress)
     n, k = weight.shape

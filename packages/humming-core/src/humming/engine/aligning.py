@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 
 from humming.backend import KernelSpec, PreparedLaunch, Problem
-from humming.configs import LayerConfig
+from humming.configs import GemmKind, LayerConfig
 from humming.engine.site import Site
 from humming.engine.workshop import workshop
-from humming.routing import align_spec, aligned_sizes, sort_spec
+from humming.routing import align_spec, aligned_sizes, route_spec
 
 __all__ = ["Aligner", "Alignment", "SortedChoices", "Sorter", "align_specs"]
 
@@ -85,15 +85,16 @@ class SortedChoices(NamedTuple):
     """See :func:`humming.combining.route`; all int32.
 
     Attributes:
-        sources: [choices], the row of activations of each row; none of them behind the last.
+        sources: [rows], the row of activations of each row; none of them where it is nobody's.
         places: [choices], the row of each choice, or -1.
-        offsets: [experts + 1], where each expert's rows begin.
-        rows: [1], how many there are.
+        table: what products read: offsets [experts + 1], where each expert's rows begin, or counts
+            [experts].
+        rows: [1], how many there are; or `table`, if those are counts.
     """
 
     sources: torch.Tensor
     places: torch.Tensor
-    offsets: torch.Tensor
+    table: torch.Tensor
     rows: torch.Tensor
 
 
@@ -108,35 +109,38 @@ class Sorter:
 
     def __init__(self, site: Site, arch: str, layer: LayerConfig) -> None:
         self._site, self._arch, self._layer = site, arch, layer
-        self._kernels: dict[bool, tuple[KernelSpec, PreparedLaunch]] = {}
+        self._kernels: dict[tuple[bool, bool], tuple[KernelSpec, PreparedLaunch]] = {}
 
-    def __call__(self, ids: torch.Tensor, per_source: int) -> SortedChoices:
+    def __call__(self, ids: torch.Tensor, per_source: int, capacity: int = 0) -> SortedChoices:
         """Sort.
 
         Args:
             ids: int32 or int64 [M, top_k], contiguous, at least one.
             per_source: choices of a row of activations: top_k, or 1 if each has its own.
+            capacity: rows of each expert; 0 is rows that lie together.
         """
-        spec, launch = self._kernel(ids.dtype == torch.int64)
+        spec, launch = self._kernel(ids.dtype == torch.int64, capacity > 0)
         choices, experts = ids.numel(), self._layer.experts
-        sizes = choices, choices, experts + 1, 1
-        found = SortedChoices(*(ids.new_empty(size, dtype=torch.int32) for size in sizes))
-        launch(
-            spec.launch(Problem(m=choices), self._layer), ids, *found, choices, experts, per_source
-        )
-        return found
+        rows = experts * capacity if capacity else choices
+        tables = [experts] if capacity else [experts + 1, 1]
+        found = [ids.new_empty(size, dtype=torch.int32) for size in (rows, choices, *tables)]
+        more = (capacity,) if capacity else ()
+        shape = spec.launch(Problem(m=choices), self._layer)
+        launch(shape, ids, *found, choices, experts, per_source, *more)
+        return SortedChoices(found[0], found[1], found[2], found[-1])
 
-    def warm_up(self) -> None:
+    def warm_up(self, masked: bool = False) -> None:
         """Compile and load the kernels, for ids of either width."""
         for wide in (False, True):
-            self._kernel(wide)
+            self._kernel(wide, masked)
 
-    def _kernel(self, wide: bool) -> tuple[KernelSpec, PreparedLaunch]:
-        if wide not in self._kernels:
-            spec = sort_spec(wide, self._arch)
+    def _kernel(self, wide: bool, masked: bool) -> tuple[KernelSpec, PreparedLaunch]:
+        if (wide, masked) not in self._kernels:
+            kind = GemmKind.GROUPED_MASKED if masked else GemmKind.GROUPED_CONTIGUOUS
+            spec = route_spec(kind, wide, self._arch)
             handle = workshop().load(spec, self._site)
             kinds, every = [arg.kind for arg in spec.args], range(len(spec.args))
             with self._site.active():
                 launch = self._site.runtime.prepare(handle, kinds, [None] * len(kinds), {}, every)
-            self._kernels[wide] = spec, launch
-        return self._kernels[wide]
+            self._kernels[wide, masked] = spec, launch
+        return self._kernels[wide, masked]

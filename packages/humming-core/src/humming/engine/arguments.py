@@ -21,7 +21,7 @@ from humming.backend import (
 from humming.configs import LayerConfig
 from humming.errors import ConfigError
 
-__all__ = ["ALWAYS", "ARGUMENTS", "Argument", "BoundKernel", "bind"]
+__all__ = ["ALWAYS", "ARGUMENTS", "Argument", "BoundKernel", "Fixed", "bind", "fixed_values"]
 
 
 class Argument(NamedTuple):
@@ -80,6 +80,8 @@ _FIXED: dict[str, Callable[[LayerConfig], int]] = {
     "k": lambda layer: layer.k,
     "experts": lambda layer: max(layer.experts, 1),
 }
+#: What an argument is that no call changes.
+Fixed = int | torch.Tensor | tuple[TensorMap, torch.Tensor] | None
 #: What an argument of a call is where no call ever has it.
 _ABSENT: dict[str, int | None] = {"top_k": 1}
 
@@ -142,7 +144,7 @@ def bind(
             raise ConfigError(f"args of {spec.name}", names, f"each of {', '.join(ALWAYS)} once")
     extras = tuple(name for name in ARGUMENTS if name in given and name in names)
     changing = [names.index(name) for name in (*ALWAYS, *extras)]
-    values = [_fixed(spec, index, layer, tensors) for index in range(len(names))]
+    values = [*fixed_values(spec, layer, tensors).values()]
     kinds = [arg.kind for arg in spec.args]
     launch = runtime.prepare(handle, kinds, values, {}, changing)
     if kinds[names.index("x")] == "map":
@@ -150,9 +152,20 @@ def bind(
     return BoundKernel(spec, launch, extras, layer)
 
 
+def fixed_values(
+    spec: KernelSpec, layer: LayerConfig, tensors: Mapping[str, torch.Tensor]
+) -> dict[str, Fixed]:
+    """What the arguments of a kernel are that no call changes; others have a placeholder.
+
+    Raises:
+        ConfigError: as :func:`bind`.
+    """
+    return {arg.name: _fixed(spec, i, layer, tensors) for i, arg in enumerate(spec.args)}
+
+
 def _fixed(
     spec: KernelSpec, index: int, layer: LayerConfig, tensors: Mapping[str, torch.Tensor]
-) -> int | torch.Tensor | tuple[TensorMap, torch.Tensor] | None:
+) -> Fixed:
     """The value of an argument, or a placeholder for one that changes."""
     name, kind = spec.args[index]
     known = ARGUMENTS.get(name)

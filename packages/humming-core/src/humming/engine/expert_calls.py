@@ -9,16 +9,15 @@ import torch
 
 from humming.backend import KernelSpec, LaunchShape, Problem
 from humming.configs import GemmKind
-from humming.engine.arguments import ALWAYS
 from humming.engine.expert_products import ExpertProducts
 from humming.engine.experts import ROW_MASKS, ExpertKernels
 from humming.engine.kernel_layer import KernelLayer, Plan
-from humming.engine.launches import Given, Launches, Memory, Part, Step, Value, View, own_step
+from humming.engine.launches import Given, Launches, Mapped, Memory, Part, Step, Value, own_step
 from humming.engine.operand import ROW_BYTES
 from humming.expert_kernels import RowMask
 from humming.gating import Gating
 from humming.quantizer import RowSource
-from humming.routing import align_spec, aligned_sizes, sort_spec
+from humming.routing import align_spec, aligned_sizes, route_spec
 
 __all__ = ["SOURCES", "CallSizes", "ExpertCall"]
 
@@ -42,6 +41,7 @@ class CallSizes(NamedTuple):
         top_k: choices of a token.
         per_row: choices that share a row of activations: `top_k`, or 1.
         ids: dtype of what chooses experts.
+        capacity: rows of each expert, where they are masked.
     """
 
     dtype: torch.dtype
@@ -49,6 +49,7 @@ class CallSizes(NamedTuple):
     top_k: int
     per_row: int
     ids: torch.dtype
+    capacity: int = 0
 
     @property
     def choices(self) -> int:
@@ -67,17 +68,24 @@ class ExpertCall:
         products: both of them; :meth:`serves` says whether they can be these.
         around: the kernels around them.
         sizes: of the calls.
+        states: of the layers whose products these are: with others the call is none of theirs.
 
     Attributes:
-        products, around: as given.
+        products, around, states: as given.
         launches: how many there are.
 
     Raises:
         CaptureError: a kernel is not loaded, in the capture of a graph.
     """
 
-    def __init__(self, products: ExpertProducts, around: ExpertKernels, sizes: CallSizes) -> None:
-        self.products, self.around = products, around
+    def __init__(
+        self,
+        products: ExpertProducts,
+        around: ExpertKernels,
+        sizes: CallSizes,
+        states: tuple[object, object],
+    ) -> None:
+        self.products, self.around, self.states = products, around, states
         steps = _Steps(products, around, sizes)
         steps.write()
         self._scratch, self.launches = steps.scratch, len(steps.steps)
@@ -134,9 +142,11 @@ class ExpertCall:
 
 
 class _Rows(NamedTuple):
-    """What a product reads: numbers or codes, bytes from one row to the next, and scales."""
+    """What a product reads: numbers or codes, their shape, bytes from one row to the next, and
+    scales."""
 
     x: Given | Part
+    shape: tuple[int, ...]
     stride: int
     scales: Part | None = None
     groups: Part | None = None
@@ -157,33 +167,36 @@ class _Steps:
         self._products, self._around, self._sizes = products, around, sizes
         self.steps: list[Step] = []
         self._tables = Memory()
-        self._sorts = products.up.gemm is GemmKind.GROUPED_CONTIGUOUS
+        kind, self._experts = products.up.gemm, products.down.layer.experts
+        self._sorts, self._masks = kind is not GemmKind.INDEXED, kind is GemmKind.GROUPED_MASKED
         self._alignments: dict[int, dict[str, Value]] = {}
         per_row = 1 if self._sorts else sizes.per_row
+        self._m = sizes.capacity if self._masks else sizes.choices
+        self._rows = self._m * (self._experts if self._masks else 1)
         self._plans = (
-            products.up.plan(Problem(m=sizes.choices, top_k=per_row)),
-            products.down.plan(Problem(m=sizes.choices)),
+            products.up.plan(Problem(m=self._m, top_k=per_row)),
+            products.down.plan(Problem(m=self._m)),
         )
         self.scratch, self._workspaces = _scratch(products, self._plans)
 
     def write(self) -> None:
         """All of them."""
         up, down = self._products
-        choices, places = self._sizes.choices, None
+        places = None
         if self._sorts:
             routing, places, counted = self._sort()
             routings = routing, routing
         else:
             mask = ROW_MASKS[self._sizes.ids]
-            counted = _Counted(mask, _IDS, down.layer.experts)
+            counted = _Counted(mask, _IDS, self._experts)
             routings = self._align(self._plans[0]), self._align(self._plans[1])
         # What both products read is never needed at once, nor are their results.
         read, again = (Memory(self._tables.end) for _ in range(2))
         rows = self._first_rows(up, read, routings[0])
-        middle = self._rows_of(down, choices, again)
+        middle = self._rows_of(down, self._rows, again)
         written = Memory(max(read.end, again.end))
         results = [
-            Memory(written.end).part((choices, product.layer.n), self._sizes.dtype)
+            Memory(written.end).part((self._rows, product.layer.n), self._sizes.dtype)
             for product in (up, down)
         ]
         self._multiply(0, rows, routings[0], results[0])
@@ -197,18 +210,19 @@ class _Steps:
         return self._tables.part((count,), torch.int32)
 
     def _sort(self) -> tuple[dict[str, Value], Part, _Counted]:
-        sizes, experts = self._sizes, self._products.down.layer.experts
-        spec = sort_spec(sizes.ids is torch.int64, self._around.arch)
-        tables = {
-            "sources": self._table(sizes.choices),
-            "places": self._table(sizes.choices),
-            "offsets": self._table(experts + 1),
-            "rows": self._table(1),
-        }
-        self._core(spec, {"ids": _IDS, "per_source": sizes.per_row, **tables})
-        routing: dict[str, Value] = {"groups": tables["offsets"], "sources": tables["sources"]}
-        counted = _Counted(RowMask.COUNTS, tables["rows"], sizes.choices)
-        return routing, tables["places"], counted
+        sizes, wide = self._sizes, self._sizes.ids is torch.int64
+        tables = {"sources": self._table(self._rows), "places": self._table(sizes.choices)}
+        given: dict[str, Value] = {"ids": _IDS, "per_source": sizes.per_row, **tables}
+        if self._masks:
+            groups = rows = self._table(self._experts)
+            given |= {"table": groups, "capacity": sizes.capacity}
+        else:
+            groups, rows = self._table(self._experts + 1), self._table(1)
+            given |= {"offsets": groups, "rows": rows}
+        self._core(route_spec(self._products.up.gemm, wide, self._around.arch), given)
+        routing: dict[str, Value] = {"groups": groups, "sources": tables["sources"]}
+        # Contiguous rows are counted as if all of them were one expert's.
+        return routing, tables["places"], _Counted(RowMask.COUNTS, rows, self._m)
 
     def _align(self, plan: Plan) -> dict[str, Value]:
         """Both products sort the same choices: once, if their tiles are as high."""
@@ -216,8 +230,7 @@ class _Steps:
         found = self._alignments.get(kernel.row_tile)
         if found is None:
             spec = align_spec(kernel.row_tile, sizes.ids is torch.int64, kernel.arch)
-            experts = self._products.down.layer.experts
-            lengths = aligned_sizes(sizes.choices, experts, kernel.row_tile)
+            lengths = aligned_sizes(sizes.choices, self._experts, kernel.row_tile)
             found = {
                 "slots": self._table(lengths.slots),
                 "groups": self._table(lengths.row_tiles),
@@ -243,10 +256,11 @@ class _Steps:
         """Memory for rows of a product."""
         dtype, k = self._sizes.dtype, product.layer.k
         if not product.operand.in_one_launch(dtype):
-            return _Rows(memory.part((rows, k), dtype), k * dtype.itemsize)
+            return _Rows(memory.part((rows, k), dtype), (rows, k), k * dtype.itemsize)
         width, count = product.operand.quantizer.sizes
         return _Rows(
             memory.part((rows, width), torch.uint8),
+            (rows, width),
             width,
             memory.part((rows,), torch.float32),
             memory.part((rows, count), torch.float32) if count else None,
@@ -259,8 +273,8 @@ class _Steps:
         stride = k * sizes.dtype.itemsize
         table, quantizes = routing.get("sources"), up.operand.in_one_launch(sizes.dtype)
         if table is None and not quantizes:
-            return _Rows(_X, stride)
-        rows = sources if table is None else sizes.choices
+            return _Rows(_X, (sources, k), stride)
+        rows = sources if table is None else self._rows
         found = self._rows_of(up, rows, memory)
         if quantizes:
             source = RowSource.EVERY if table is None else RowSource.MAP
@@ -285,8 +299,7 @@ class _Steps:
         source, table, limit = choice
         quantizer = product.operand.quantizer
         spec = quantizer.spec(self._sizes.dtype, gating, source)
-        assert isinstance(rows.x, Part), "codes are made here"
-        count = rows.x.shape[0]
+        count = rows.shape[0]
         values: dict[str, Value] = {
             "x": x[0], "x_stride": x[1], "stored": product.operand.stored, "stored_step": 0,
             "codes": rows.x, "scales": rows.scales, "groups": rows.groups, "rows": count,
@@ -298,19 +311,19 @@ class _Steps:
     # -- products and what is between and behind ---------------------------------------------------
 
     def _multiply(self, index: int, rows: _Rows, routing: dict[str, Value], out: Part) -> None:
-        plan = self._plans[index]
-        kinds = {arg.name: arg.kind for arg in plan.kernel.spec.args}
-        mapped = kinds["x"] == "map" and isinstance(rows.x, Part)
+        plan, product = self._plans[index], self._products[index]
+        spec, x = plan.kernel.spec, rows.x
+        per_row = self._sizes.per_row if index == 0 and not self._sorts else 1
+        mapped = ("x", "map") in spec.args
         values: dict[str, Value] = {
+            **product.fixed(plan),
             **routing,
-            "x": View(rows.x) if mapped and isinstance(rows.x, Part) else rows.x,
-            "x_stride": rows.stride, "out": out, "m": self._sizes.choices,
-            "top_k": self._sizes.per_row if index == 0 and not self._sorts else 1,
+            "x": Mapped(x, spec.maps["x"](rows.shape, rows.stride)) if mapped else x,
+            "x_stride": rows.stride, "out": out, "m": self._m, "top_k": per_row,
             "x_scales": rows.scales, "x_groups": rows.groups,
             "workspace": self._workspaces[index],
         }  # fmt: skip
-        names = (*ALWAYS, *plan.kernel.extras)
-        self.steps.append((plan.launch, plan.shape, [values[name] for name in names]))
+        self._own(spec, plan.shape, values)
 
     def _activate(self, results: Part, middle: _Rows, counted: _Counted) -> None:
         """The function, and codes of what it gives if the second product wants codes."""
@@ -331,11 +344,13 @@ class _Steps:
         sizes, width = self._sizes, results.shape[1]
         what = "combine" if places is None else "combine placed"
         mask = ROW_MASKS[sizes.ids]
+        values: dict[str, Value] = {"ids": _IDS, "experts": self._experts}
+        if self._masks:  # a choice counts if it has a row, not if its id is an expert's
+            mask, values = RowMask.IDS, {"ids": places, "experts": self._rows}
         spec, shape = self._around.spec(what, sizes.tokens, width, mask)
-        values: dict[str, Value] = {
-            "y": results, "ids": _IDS, "weights": _WEIGHTS, "shared": _SHARED, "out": _OUT,
+        values |= {
+            "y": results, "weights": _WEIGHTS, "shared": _SHARED, "out": _OUT,
             "tokens": sizes.tokens, "top_k": sizes.top_k, "width": width, "places": places,
-            "experts": self._products.down.layer.experts,
         }  # fmt: skip
         self._own(spec, shape, values)
 

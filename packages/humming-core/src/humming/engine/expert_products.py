@@ -8,12 +8,14 @@ from humming.backend import Problem
 from humming.configs import GemmKind
 from humming.engine.choice import bucket, choose
 from humming.engine.kernel_layer import KernelLayer
+from humming.errors import ConfigError
 from humming.formats.tensors import TORCH_FLOATS
 
-__all__ = ["LAYOUTS", "ExpertProducts"]
+__all__ = ["LAYOUTS", "ExpertProducts", "check_layout"]
 
-#: How rows of activations may lie before both products.
+#: How rows of activations may lie before both products, if nobody says how they shall.
 LAYOUTS = (GemmKind.INDEXED, GemmKind.GROUPED_CONTIGUOUS)
+_MASKED = GemmKind.GROUPED_MASKED
 
 #: What bringing rows into order costs beside moving them: a launch.
 _LAUNCH_US = 2.0
@@ -22,11 +24,32 @@ _DRAM_GBPS = 1000.0
 _OF_DRAM = 0.8
 
 
+def check_layout(layout: GemmKind | None, capacity: int | None) -> None:
+    """Check how rows shall lie.
+
+    Args:
+        layout: None is one of LAYOUTS.
+        capacity: rows of each expert, of masked ones.
+
+    Raises:
+        ConfigError: there is no such layout, or it has no capacity.
+    """
+    known = (*LAYOUTS, _MASKED)
+    if layout not in (None, *known):
+        raise ConfigError("layout", layout, f"None or one of {', '.join(map(str, known))}")
+    if capacity is not None and (layout is not _MASKED or capacity < 1):
+        raise ConfigError("capacity", capacity, "1 or more rows, of masked ones")
+
+
 class ExpertProducts(NamedTuple):
     """The kernels of both products, for one layout of rows."""
 
     up: KernelLayer
     down: KernelLayer
+
+    def capacity(self, choices: int, given: int | None) -> int:
+        """Rows of each expert: as many as were given, or what holds all choices; 0 if unmasked."""
+        return (given or choices) if self.up.gemm is _MASKED else 0
 
     def microseconds(self, choices: int, top_k: int) -> float:
         """Estimated time of a call, the same for all sizes of a bucket.

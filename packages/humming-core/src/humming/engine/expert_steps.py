@@ -13,7 +13,11 @@ __all__ = ["expert_rows"]
 
 
 def expert_rows(
-    products: ExpertProducts, around: ExpertKernels, x: torch.Tensor, ids: torch.Tensor
+    products: ExpertProducts,
+    around: ExpertKernels,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    capacity: int,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """What experts give, and the row of each choice where rows are in the order of experts.
 
@@ -22,13 +26,16 @@ def expert_rows(
         around: the kernels around them.
         x: [M, H], or [M, top_k, H] with a row for each choice.
         ids: int32 or int64 [M, top_k], contiguous; what is no expert is skipped.
+        capacity: rows of each expert, if they are masked; else 0.
     """
-    if products.up.gemm is GemmKind.GROUPED_CONTIGUOUS:
-        found = around.sort(ids, ids.shape[1] if x.dim() == 2 else 1)
+    if products.up.gemm is not GemmKind.INDEXED:
+        blocks = (products.up.layer.experts, capacity) if capacity else (-1,)
+        found = around.sort(ids, ids.shape[1] if x.dim() == 2 else 1, capacity)
         rows = around.gather(x.reshape(-1, x.shape[-1]).contiguous(), found)
-        rows = products.up.routed(rows, found.offsets, sparse=True)
-        middle = around.gate(rows, count=found.rows)
-        return products.down.routed(middle, found.offsets, sparse=True), found.places
+        rows = products.up.routed(rows.view(*blocks, rows.shape[-1]), found.table, sparse=True)
+        middle = around.gate(rows.view(-1, rows.shape[-1]), count=found.rows, capacity=capacity)
+        middle = middle.view(*blocks, middle.shape[-1])
+        return products.down.routed(middle, found.table, sparse=True), found.places
     # Both products sort the same choices; they do it once if their tiles are as high.
     alignments: dict[int, Alignment] = {}
     rows = products.up.routed(x, ids, sparse=True, alignments=alignments)

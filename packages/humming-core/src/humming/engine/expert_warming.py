@@ -32,7 +32,7 @@ def warm_up_experts(
         products: both of them.
         around: the kernels around them.
         dtype: of hidden states.
-        sizes: (token, choice) pairs.
+        sizes: (token, choice) pairs; of masked rows, those of an expert.
         per_row: choices that share a row of hidden states.
         shared: second product of shared experts.
 
@@ -44,7 +44,7 @@ def warm_up_experts(
         product.warm_up(sizes, 1)  # rows that are choices already
         if up.gemm is GemmKind.INDEXED and choices > 1:
             product.warm_up([-(-size // choices) for size in sizes], choices)
-    sorts = up.gemm is GemmKind.GROUPED_CONTIGUOUS
+    sorts, masked = up.gemm is not GemmKind.INDEXED, up.gemm is GemmKind.GROUPED_MASKED
     specs, settled = [], ExpertCall.serves(products, dtype)
     left_out: set[str] = set()
     if settled and up.operand.in_one_launch(dtype):
@@ -59,4 +59,4 @@ def warm_up_experts(
         specs += shared.operand.quantizer.specs(around.gating)
     workshop().load_all(specs, around.site)
     width = 0 if shared is None else shared.layer.k
-    around.warm_up(width, indexed=not sorts, sorts=sorts, without=left_out)
+    around.warm_up(width, indexed=not sorts, sorts=sorts, masked=masked, without=left_out)

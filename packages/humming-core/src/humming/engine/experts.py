@@ -72,6 +72,7 @@ class ExpertKernels:
         experts: int = 0,
         *,
         count: torch.Tensor | None = None,
+        capacity: int = 0,
     ) -> torch.Tensor:
         """The function of rows [rows, inputs]; rows without an expert here are not written.
 
@@ -79,13 +80,14 @@ class ExpertKernels:
             x: contiguous.
             ids: int32 or int64 of each row, contiguous; None: every row counts.
             experts: how many there are.
-            count: int32 [1], instead of ids: so many rows count, the first ones.
+            count: int32 [1], instead of ids: so many rows count, the first ones; or [E], of each
+                `capacity` of them.
         """
         rows, width = x.shape[0], x.shape[1] // self.gating.function.inputs
         out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
         mask = RowMask.EVERY if ids is None else ROW_MASKS[ids.dtype]
         if count is not None:  # as if all rows were one expert's
-            mask, ids, experts = RowMask.COUNTS, count, rows
+            mask, ids, experts = RowMask.COUNTS, count, capacity or rows
         spec, launch = self._kernel(("gate", mask, _whole(width, x)))
         shape = spec.launch(Problem(m=rows), self._of_width(width))
         stride = x.shape[1] * x.element_size()
@@ -99,6 +101,8 @@ class ExpertKernels:
         weights: torch.Tensor | None,
         shared: torch.Tensor | None,
         places: torch.Tensor | None = None,
+        *,
+        masked: bool = False,
     ) -> torch.Tensor:
         """What :func:`humming.combining.combine` gives.
 
@@ -108,14 +112,18 @@ class ExpertKernels:
             weights: float32 [M, top_k].
             shared: [M, H].
             places: int32 [M * top_k]: the row of y of each choice, where they are in another order.
+            masked: whether a choice counts if it has a place, whatever its id.
         """
         (tokens, top_k), width = ids.shape, y.shape[-1]
+        experts = self._down.experts
+        if masked and places is not None:
+            ids, experts = places.view(ids.shape), y[..., 0].numel()
         out = torch.empty((tokens, width), dtype=y.dtype, device=y.device)
         whole = _whole(width, y) and (shared is None or _whole(width, shared))
         what = "combine" if places is None else "combine placed"
         spec, launch = self._kernel((what, ROW_MASKS[ids.dtype], whole))
         shape = spec.launch(Problem(m=tokens), self._of_width(width))
-        sizes = (tokens, top_k, self._down.experts, width)
+        sizes = (tokens, top_k, experts, width)
         others = () if places is None else (places,)
         launch(shape, y, ids, weights, shared, out, *sizes, *others)
         return out
@@ -126,6 +134,7 @@ class ExpertKernels:
         *,
         indexed: bool = True,
         sorts: bool = False,
+        masked: bool = False,
         without: Collection[str] = (),
     ) -> None:
         """Compile and load all kernels that calls can need.
@@ -134,6 +143,7 @@ class ExpertKernels:
             shared: outputs of the function in shared experts; 0 if there are none.
             indexed: whether some products have indexed rows.
             sorts: whether some have sorted ones.
+            masked: whether these are masked.
             without: what calls for rows of experts do not need, "gate" or "gather".
         """
         keys = _keys(self._down, shared, indexed=indexed, sorts=sorts)
@@ -141,7 +151,7 @@ class ExpertKernels:
         kept = [key for key in keys if key[0] not in without or key[:2] == ("gate", RowMask.EVERY)]
         self._load(kept)
         if sorts:
-            self.sort.warm_up()
+            self.sort.warm_up(masked)
 
     def spec(
         self, what: str, rows: int, width: int, mask: RowMask = RowMask.EVERY

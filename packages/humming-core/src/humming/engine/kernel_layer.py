@@ -10,7 +10,7 @@ import torch
 from humming.backend import KernelBackend, LaunchShape, PreparedLaunch, Problem
 from humming.configs import ComputeConfig, GemmKind, LayerConfig, TuningConfig
 from humming.engine.aligning import Aligner, Alignment, align_specs
-from humming.engine.arguments import BoundKernel, bind
+from humming.engine.arguments import BoundKernel, Fixed, bind, fixed_values
 from humming.engine.choice import Planner
 from humming.engine.operand import ROW_BYTES, Operand, OperandMaker
 from humming.engine.packing import packed_tensors
@@ -261,6 +261,10 @@ class KernelLayer:
             CaptureError: it is not, in the capture of a graph.
         """
         return self._plans.get((problem.m, problem.top_k)) or self._new_plan(problem)
+
+    def fixed(self, plan: Plan) -> dict[str, Fixed]:
+        """The arguments of a plan's kernel by name; those of calls have placeholders."""
+        return fixed_values(plan.kernel.spec, self.layer, self._tensors)
 
     def scratch(self, nbytes: int) -> torch.Tensor:
         """Memory for a plan of the current stream; kernels leave it as they find it."""

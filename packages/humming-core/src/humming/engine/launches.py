@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from operator import itemgetter
 from typing import NamedTuple
 
 import torch
 
-from humming.backend import KernelSpec, LaunchShape, PreparedLaunch
+from humming.backend import Address, KernelSpec, LaunchShape, PreparedLaunch, TensorMap
 from humming.engine.site import Site
 from humming.engine.workshop import workshop
 from humming.scheduling import ceil_div
 
-__all__ = ["Given", "Launches", "Memory", "Part", "Step", "Value", "View", "own_step"]
+__all__ = ["Given", "Launches", "Mapped", "Memory", "Part", "Step", "Value", "own_step"]
 
 #: Parts of scratch memory begin at multiples of this many bytes: a line of the L2 twice over.
 _PART_BYTES = 256
@@ -51,24 +50,24 @@ class Part(NamedTuple):
         return self.offset + prod(self.shape) * self.dtype.itemsize
 
 
-class View(NamedTuple):
-    """A part as a tensor: what describes an argument (a tensor map) asks for its shape."""
+class Mapped(NamedTuple):
+    """What a call gives or has in its memory, behind a tensor map."""
 
-    part: Part
+    of: Given | Part
+    map: TensorMap
 
 
-_CHANGING = (Given, Part, View)
+#: An argument that each call has elsewhere.
+Changing = Given | Part | Mapped
 #: An argument: what changes, or what never does.
-Value = Given | Part | View | torch.Tensor | int | None
+Value = Changing | torch.Tensor | int | tuple[TensorMap, torch.Tensor] | None
 
-#: A launch, its shape, and the arguments that change, in their order.
-Step = tuple[PreparedLaunch, LaunchShape, Sequence[Value]]
-#: The same with what takes the arguments out of all values of a call.
-_Bound = tuple[PreparedLaunch, LaunchShape, Callable[[list[object]], tuple[object, ...]]]
+#: A launch that nobody else uses, its shape, and what its changing slots get, in their order.
+Step = tuple[PreparedLaunch, LaunchShape, Sequence[Changing]]
 
 
 def own_step(site: Site, spec: KernelSpec, shape: LaunchShape, values: Mapping[str, Value]) -> Step:
-    """A launch of one of core's own kernels; what no call changes is packed by now.
+    """A launch of a kernel; what no call changes is packed by now.
 
     Args:
         site: where.
@@ -81,70 +80,69 @@ def own_step(site: Site, spec: KernelSpec, shape: LaunchShape, values: Mapping[s
     """
     handle = workshop().load(spec, site)
     arguments = [values[arg.name] for arg in spec.args]
-    changing = [place for place, value in enumerate(arguments) if isinstance(value, _CHANGING)]
+    changing = {place: v for place, v in enumerate(arguments) if isinstance(v, Changing)}
     with site.active():
         launch = site.runtime.prepare(
-            handle, [arg.kind for arg in spec.args], arguments, {}, changing
+            handle, [arg.kind for arg in spec.args], arguments, {}, [*changing]
         )
-    return launch, shape, [arguments[place] for place in changing]
+    return launch, shape, [*changing.values()]
 
 
 class Launches:
     """Launches one after another that share one allocation.
 
-    Kernels of CUDA's driver get parts by their address, which is what a launch would ask a tensor
-    for: to make the tensors would take longer than to launch. Other runtimes get tensors.
+    A runtime with chains gets parts by their address: to make the tensors would take longer than to
+    launch. Other runtimes get tensors.
 
     Safe in several threads. In the capture of a graph the memory is the graph's own.
 
     Args:
         site: where.
-        steps: in their order, each with two arguments at least.
+        steps: in their order.
         given: how many values a call gives.
     """
 
     def __init__(self, site: Site, steps: Sequence[Step], given: int) -> None:
-        self._device, self._addressed = site.device, _takes_addresses(site)
-        every = [value for _, _, values in steps for value in values]
-        parts = list(dict.fromkeys(value for value in every if isinstance(value, Part)))
-        views = list(dict.fromkeys(value.part for value in every if isinstance(value, View)))
-        self._parts, self._views = parts, views
-        self._offsets = [part.offset for part in parts]
-        end = max((part.end for part in (*parts, *views)), default=0)
+        self._device, self._steps = site.device, steps
+        slots = [value for _, _, values in steps for value in values]
+        held = [value.of if isinstance(value, Mapped) else value for value in slots]
+        self._parts = list(dict.fromkeys(value for value in held if isinstance(value, Part)))
+        end = max((part.end for part in self._parts), default=0)
         self._nbytes = ceil_div(end, _PART_BYTES) * _PART_BYTES  # whole elements of any dtype
-        fixed: list[object] = []
+        chain = getattr(site.runtime, "chain", None)
+        self._chain: Callable[[list[int]], None] | None = None
+        if chain is not None:
+            links = [
+                (launch, shape, [_address(value, given) for value in values])
+                for launch, shape, values in steps
+            ]
+            self._chain = chain(links)
 
-        def place(value: Value) -> int:
-            if isinstance(value, Given):
-                return value.place
-            if isinstance(value, Part):
-                return given + parts.index(value)
-            if isinstance(value, View):
-                return given + len(parts) + views.index(value.part)
-            fixed.append(value)
-            return given + len(parts) + len(views) + len(fixed) - 1
-
-        self._steps: list[_Bound] = [
-            (launch, shape, itemgetter(*map(place, values))) for launch, shape, values in steps
-        ]
-        self._fixed = tuple(fixed)
-
-    def __call__(self, *given: object) -> None:
+    def __call__(self, *given: torch.Tensor | None) -> None:
         """Launch all of it on the current stream."""
         memory = torch.empty(self._nbytes, dtype=torch.uint8, device=self._device)
-        if self._addressed:
-            base = memory.data_ptr()
-            parts: list[object] = [base + offset for offset in self._offsets]
-        else:
-            parts = [_tensor(memory, part) for part in self._parts]
-        views = [_tensor(memory, part) for part in self._views]
-        values = [*given, *parts, *views, *self._fixed]
-        for launch, shape, arguments in self._steps:
-            launch(shape, *arguments(values))
+        if self._chain is not None:
+            bases = [0 if value is None else value.data_ptr() for value in (*given, memory)]
+            self._chain(bases)
+            return
+        parts = {part: _tensor(memory, part) for part in self._parts}
+        for launch, shape, values in self._steps:
+            launch(shape, *(_found(value, given, parts) for value in values))
 
 
-def _takes_addresses(site: Site) -> bool:
-    return site.runtime.name == "cuda"
+def _address(value: Changing, given: int) -> Address:
+    """Where a value is; the call's memory is the base behind those that it gives."""
+    if isinstance(value, Mapped):
+        return _address(value.of, given)._replace(map=value.map)
+    return Address(value.place) if isinstance(value, Given) else Address(given, value.offset)
+
+
+def _found(
+    value: Changing, given: Sequence[torch.Tensor | None], parts: Mapping[Part, torch.Tensor]
+) -> object:
+    if isinstance(value, Mapped):
+        return value.map, _found(value.of, given, parts)
+    return given[value.place] if isinstance(value, Given) else parts[value]
 
 
 def _tensor(memory: torch.Tensor, part: Part) -> torch.Tensor:

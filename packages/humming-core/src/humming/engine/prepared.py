@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,7 +13,7 @@ from humming.backend import Backend, EagerBackend, KernelBackend
 from humming.configs import ComputeConfig, GemmKind, LayerConfig, TuningConfig
 from humming.engine.kernel_layer import KernelLayer, Shelf
 from humming.engine.site import Site
-from humming.errors import ConfigError
+from humming.errors import ConfigError, UnsupportedError
 from humming.formats.activation import ActivationScheme
 from humming.formats.number import NumberFormat
 from humming.formats.table import number_format
@@ -81,6 +81,26 @@ class PreparedLayer:
         """Compile and load what calls of these sizes need; see :meth:`KernelLayer.warm_up`."""
         if self.kernels is not None:
             self.kernels.warm_up(ms, top_k)
+
+    def serves(self, gemm: GemmKind, options: LayerOptions, device: torch.device) -> bool:
+        """Whether its backend would be chosen for another kind of GEMM, too.
+
+        Args:
+            gemm: the kind.
+            options: of the layer.
+            device: of its weight.
+        """
+        try:
+            other = select_backend(
+                options.backend,
+                device=str(device) if options.device is None else options.device,
+                profile=options.profile,
+                layer=self.layer,
+                compute=replace(self.compute, gemm=gemm),
+            )
+        except UnsupportedError:
+            return False
+        return other.name == self.backend.name
 
 
 def prepare(  # budget: one keyword for each of LayerOptions
@@ -153,6 +173,9 @@ def prepared_layer(
         raise ConfigError(
             "activation", str(resolved), "a dynamic scheme: this weight stores no input_scale"
         )
+    if resolved.hadamard and weight.k % resolved.hadamard:
+        allowed = f"blocks of which k={weight.k} is a multiple"
+        raise ConfigError("activation", str(resolved), allowed)
     layer = _layer_config(weight, resolved, output)
     chosen = select_backend(
         options.backend, device=device, profile=options.profile, layer=layer, compute=compute

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from humming.errors import ConfigError
 from humming.formats.number import NumberFormat
 from humming.formats.scheme import Granularity
 from humming.formats.table import SCALE_FORMATS, number_format
 
-__all__ = ["ACTIVATION_ALIASES", "ActivationScheme"]
+__all__ = ["ACTIVATION_ALIASES", "LARGEST_HADAMARD", "ActivationScheme"]
 
+#: The largest block of a Hadamard transform.
+LARGEST_HADAMARD = 512
 _GRANULARITIES = "tensor, token or gG with a positive G"
 
 
@@ -23,7 +25,9 @@ class ActivationScheme:
     with ``-static`` after it when the outermost scale comes from the checkpoint. GRANULARITY is
     ``tensor``, ``token`` or ``gG``; SECOND, the scale over the group scales, is ``tensor`` or
     ``token``. ``e2m1-g16-e4m3fn-tensor-static`` is NVFP4: group scales computed per call under
-    one stored factor.
+    one stored factor. ``-hB`` at the end is a Hadamard transform before all of it: of every B
+    neighbours along K, for weights whose rows are transformed alike
+    (``humming.quantize(.., hadamard=B)``).
 
     Attributes:
         format: of the codes.
@@ -31,6 +35,8 @@ class ActivationScheme:
         scale: format of the scales; None if not quantized.
         second: "" or the granularity of the second-level f32 scale.
         static: whether the outermost tensor scale is stored with the weight.
+        hadamard: block of :func:`humming.activations.hadamard`, which is applied before; 0 for
+            none.
     """
 
     format: NumberFormat
@@ -38,10 +44,14 @@ class ActivationScheme:
     scale: NumberFormat | None = None
     second: str = ""
     static: bool = False
+    hadamard: int = 0
 
     def __post_init__(self) -> None:
+        block = self.hadamard
+        if block and (not 2 <= block <= LARGEST_HADAMARD or block & (block - 1)):
+            raise ConfigError("hadamard", block, f"a power of two from 2 to {LARGEST_HADAMARD}")
         if not self.granularity:
-            if self.format.bits < 16 or self.scale or self.second or self.static:
+            if self.format.bits < 16 or self.scale or self.second or self.static or block:
                 raise ConfigError("activation", str(self), "a granularity and a scale format")
             return
         if not 2 <= self.format.bits <= 8 or not self.format.signed:
@@ -70,6 +80,9 @@ class ActivationScheme:
         if isinstance(text, ActivationScheme):
             return text
         spelled = str(text).strip().lower()
+        rest, _, last = spelled.rpartition("-")
+        if re.fullmatch("h[1-9][0-9]{0,3}", last):
+            return replace(cls.parse(rest), hadamard=int(last[1:]))
         parts = ACTIVATION_ALIASES.get(spelled, spelled).split("-")
         static = parts[-1] == "static"
         if static:
@@ -81,15 +94,17 @@ class ActivationScheme:
             usual = "g16-e4m3fn-token" if fmt.name in ("e2m1", "e0m3") else "token-f32"
             parts = [fmt.name, *usual.split("-")]
         if len(parts) not in (3, 4):
-            raise ConfigError("activation", spelled, "FORMAT[-GRANULARITY-SCALE[-SECOND]][-static]")
+            allowed = "FORMAT[-GRANULARITY-SCALE[-SECOND]][-static][-hB]"
+            raise ConfigError("activation", spelled, allowed)
         second = parts[3] if len(parts) == 4 else ""
         scale = number_format(parts[2])
         return cls(format=fmt, granularity=parts[1], scale=scale, second=second, static=static)
 
     def __str__(self) -> str:
         scale = self.scale.name if self.scale else ""
-        parts = (self.format.name, self.granularity, scale, self.second)
-        return "-".join(p for p in (*parts, "static" if self.static else "") if p)
+        static, transform = "static" * self.static, f"h{self.hadamard}" * bool(self.hadamard)
+        parts = (self.format.name, self.granularity, scale, self.second, static, transform)
+        return "-".join(part for part in parts if part)
 
     @property
     def is_quantized(self) -> bool:

@@ -5,6 +5,7 @@ few of them: some microseconds of Python, without a synchronization, an allocati
 """
 
 from humming.launching.arguments import KINDS, ArgumentBlock
+from humming.launching.chain import CudaChain
 from humming.launching.driver import Driver, cuda_driver
 from humming.launching.kernel import CudaKernel
 from humming.launching.launch import CudaLaunch, describe
@@ -16,6 +17,7 @@ __all__ = [
     "KINDS",
     "SWIZZLES",
     "ArgumentBlock",
+    "CudaChain",
     "CudaKernel",
     "CudaLaunch",
     "CudaRuntime",

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, MutableSequence, Sequence
+from functools import lru_cache, partial
+from typing import Any, cast
 
 from humming.backend import TensorMap
 from humming.errors import ConfigError, LaunchError
@@ -20,6 +21,7 @@ __all__ = ["KINDS", "ArgumentBlock"]
 KINDS = {"ptr": 8, "i32": 4, "u32": 4, "i64": 8, "u64": 8, "f32": 4, "f64": 8, "map": 128}
 
 _WORD = 8
+_KEPT_MAPS = 64
 _RANGES = {
     "i32": (-(2**31), 2**31),
     "u32": (0, 2**32),
@@ -76,6 +78,22 @@ class ArgumentBlock:
         """The bytes that the kernel gets for an argument."""
         start = self._starts[index] * _WORD
         return bytes(memoryview(self._words).cast("B")[start : start + KINDS[self.kinds[index]]])
+
+    def mapper(self, index: int, description: TensorMap) -> Callable[[int], None]:
+        """Puts the map of what is at an address into its slot, always of this description."""
+        words, start = self._words, self._starts[index]
+        end = start + KINDS["map"] // _WORD
+        # Found by the address alone: hashes of descriptions take longer than all the rest.
+        encode = lru_cache(maxsize=_KEPT_MAPS)(partial(self._encode, description))
+
+        def put(address: int) -> None:
+            words[start:end] = [*encode(address)]
+
+        return put
+
+    def word(self, index: int) -> tuple[MutableSequence[int], int]:
+        """Words of 64 bits, and which of them is an argument or begins it."""
+        return cast(MutableSequence[int], self._words), self._starts[index]
 
     def __str__(self) -> str:
         values = (_shown(kind, self.raw(index)) for index, kind in enumerate(self.kinds))

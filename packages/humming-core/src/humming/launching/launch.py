@@ -30,6 +30,7 @@ class CudaLaunch:
         kernel: what is launched.
         device: ordinal.
         arguments: the packed values, those of the latest launch.
+        changing: the slots whose values come with a launch.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class CudaLaunch:
         self._function = kernel.on(self.device)
         if self._function.parameter_bytes is not None:
             arguments.expect_sizes(self._function.parameter_bytes)
+        self.changing = tuple(changing)
         self._put = tuple(arguments.put[index] for index in changing)
         self._config = self._driver.api.CUlaunchConfig()
         self._shape: LaunchShape | None = None
@@ -57,6 +59,16 @@ class CudaLaunch:
     @property
     def _driver(self) -> Driver:
         return self.kernel.driver
+
+    def settle(self, shape: LaunchShape) -> tuple[Any, Any, int]:
+        """What the driver takes to launch in this shape: a configuration, whose stream is nobody's
+        yet, a function, and the address of the arguments.
+
+        Raises:
+            LaunchError: the driver would refuse.
+        """
+        self._use(shape)
+        return self._config, self._function.handle, self.arguments.address
 
     def __call__(self, shape: LaunchShape, *changed: object) -> None:
         """See :meth:`humming.backend.PreparedLaunch.__call__`."""
@@ -82,10 +94,14 @@ class CudaLaunch:
                 config, self._function.handle, self.arguments.address, 0
             )
             if result[0]:
-                self._recover(result[0])
+                self.recover(result[0])
 
-    def _recover(self, status: Any) -> None:
-        """Launch again if the thread only lacked a context; else say what was refused."""
+    def recover(self, status: Any) -> None:
+        """Launch again if the thread only lacked a context; else say what was refused.
+
+        Raises:
+            LaunchError: it was something else, or is refused again.
+        """
         driver = self._driver
         if int(status) == INVALID_CONTEXT:
             driver.bind(self.device)

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from humming import devices
-from humming.backend import LaunchShape
+from humming.backend import LaunchShape, Link
 from humming.errors import ConfigError, LaunchError
 from humming.launching.arguments import KINDS, ArgumentBlock, described
+from humming.launching.chain import CudaChain
 from humming.launching.driver import Driver, cuda_driver
 from humming.launching.kernel import CudaKernel
 from humming.launching.launch import CudaLaunch
@@ -110,6 +111,10 @@ class CudaRuntime:
             block.put[index](value)
         block.kept = tuple(fixed.values())
         return CudaLaunch(found, block, changing, options)
+
+    def chain(self, links: Sequence[Link]) -> CudaChain:
+        """See :class:`humming.backend.Runtime`; raises as :class:`CudaChain`."""
+        return CudaChain(links)
 
     def _open(self) -> tuple[Driver, MapEncoder]:
         if self._opened is None:

@@ -92,6 +92,8 @@ def _wider(
     names = () if wanted.static else WIDER.get(wanted.format.name, ())
     for name in names:
         yield replace(wanted, format=number_format(name))
+    if wanted.hadamard:  # the weight is transformed as well, and nothing transforms these alone
+        return
     if output is not None and number_format(output).bits == 16:
         plain = [number_format(output)]  # the model's own: rounding to another would lose more
     elif output is not None:

@@ -165,6 +165,22 @@ struct Reciprocal {
   }
 };
 
+/// x / d where d is a power of two: exact, but for what is next to nothing.
+struct PowerReciprocal {
+  float inverse, divisor;
+
+  __device__ __forceinline__ explicit PowerReciprocal(float d)
+      : inverse(__uint_as_float(0x7f000000u - __float_as_uint(d))), divisor(d) {}
+
+  static __device__ __forceinline__ bool is_usual(float d) {
+    return Reciprocal<false>::is_usual(d);
+  }
+  static __device__ __forceinline__ bool is_usual_peak(u32 bits) {
+    return Reciprocal<false>::is_usual_peak(bits);
+  }
+  __device__ __forceinline__ float quotient(float x) const { return __fmul_rn(x, inverse); }
+};
+
 /// 1 / top for Codes<Code>::top(), as two numbers that are constants: the largest code is a small
 /// integer times a power of two, so that x / top is rounded correctly for every x of f32.
 template <class Code>

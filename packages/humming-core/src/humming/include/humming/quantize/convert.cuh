@@ -18,6 +18,21 @@ __device__ __forceinline__ u32 to_pair(float low, float high, E5m2) {
   return pair;
 }
 
+/// cvt.rn.f16x2.e4m3x2
+__device__ __forceinline__ u32 to_halves(u32 pair, E4m3fn) {
+  u32 halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<u16>(pair)));
+  return halves;
+}
+
+/// Both as stored_scale<E4m3fn>() gives them, unless they are NaN.
+__device__ __forceinline__ void store_scales(float& first, float& second, E4m3fn format) {
+  u32 const halves = to_halves(to_pair(first, second, format), format);
+  float const least = power_of_2(1 - E4m3fn::kBias - E4m3fn::kMantissa);
+  first = fmaxf(f16_to_float(static_cast<u16>(halves)), least);
+  second = fmaxf(f16_to_float(static_cast<u16>(halves >> 16)), least);
+}
+
 /// add.rn.sat.f32: the sum, cut to 0 to 1.
 __device__ __forceinline__ float add_sat(float a, float b) {
   float sum;
@@ -41,6 +56,14 @@ __device__ __forceinline__ u32 e2m1_code(float half) {
   return __float_as_uint(__fadd_rn(add_sat(half, -2.0f), sum));
 }
 
+/// The same of a half up to 3: the magnitude and the number whose last place is a code's, plus what
+/// the exponent lacks below 2^7, so that the low byte has nothing else.
+__device__ __forceinline__ u32 e2m1_code_that_fits(float half) {
+  float const begin = fmaxf(__uint_as_float(__float_as_uint(half) & kInfinity), 0.5f);
+  return __float_as_uint(__fmaf_rn(begin, (1 << 22) + 2, fabsf(half))) +
+         (__float_as_uint(begin) >> 22);
+}
+
 /// Codes of the quotients q (over kDivisorUnit<Code>), finite, of numbers with the signs of
 /// `numbers`: in bytes or, if they are that narrow, in nibbles.
 ///
@@ -61,7 +84,7 @@ __device__ __forceinline__ u64 codes_of(float const (&q)[8], Numbers const& numb
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if constexpr (is_same<Code, E2m1>) {
-          codes[i] = e2m1_code(fabsf(four[i]));
+          codes[i] = kFits ? e2m1_code_that_fits(four[i]) : e2m1_code(fabsf(four[i]));
           continue;
         }
         float value = Of::kTwosComplement ? four[i] : fabsf(four[i]);

@@ -43,7 +43,9 @@ struct RowQuantizer {
   using Reader = RowReader<Source, typename P::Gate, P::kNative>;
   using Numbers = typename Reader::Numbers;
   using Largest = Peak<Source, P::kNative>;
-  using Inverse = Reciprocal<!is_same<Source, F32>>;
+  static constexpr bool kByPowers =
+      is_same<Scale, E8m0> && (P::kGroup == 0 || P::kRowScale == RowScale::kNone);
+  using Inverse = Chosen<kByPowers, PowerReciprocal, Reciprocal<!is_same<Source, F32>>>;
 
   static constexpr int kGroup = P::kGroup, kVectors = P::kVectors;
   static constexpr bool kNeedsRow = P::kRowScale == RowScale::kToken;
@@ -159,6 +161,24 @@ struct RowQuantizer {
     return stored_scale<Scale>(scale);
   }
 
+  static __device__ void usual_group_scales(u32 const (&peaks)[kShares], Inverse const& per,
+                                            float (&scales)[kShares]) {
+    if constexpr (P::kNative && kSecond && is_same<Scale, E4m3fn>) {
+#pragma unroll
+      for (int g = 0; g < kShares; g += 2) {
+        int const next = g + 1 < kShares ? g + 1 : g;
+        float one = per.quotient(__uint_as_float(peaks[g]));
+        float other = per.quotient(__uint_as_float(peaks[next]));
+        store_scales(one, other, Scale{});
+        scales[next] = other;
+        scales[g] = one;
+      }
+    } else {
+#pragma unroll
+      for (int g = 0; g < kShares; ++g) scales[g] = usual_group_scale(peaks[g], per);
+    }
+  }
+
   /// Of the group that begins with octet first + more, if one does; `more` is best a constant.
   __device__ void store_group(int first, int more, float scale) const {
     if constexpr (kGroup != 0) {
@@ -242,24 +262,27 @@ struct RowQuantizer {
   __device__ bool encode_tile(int tile, float scale, u32 peak) const {
     int const first = first_octet(tile);
     if constexpr (kGroup == 0) {
+      // The branch keeps all loads before all codes; ptxas would wait for one to make room.
       if constexpr (!kNeedsRow) peak = tile_peak();
+      if (!Inverse::is_usual(scale) || !Inverse::is_usual_peak(peak)) return false;
       Inverse const inverse(scale * kDivisorUnit<Code>);
 #pragma unroll
       for (int v = 0; v < kVectors; ++v) encode_octet(v, first, inverse);
-      return Inverse::is_usual(scale) && Inverse::is_usual_peak(peak);
+      return true;
     } else {
       Inverse const per(per_scale(scale));
       bool is_usual = !kSecond || Inverse::is_usual(per.divisor);
       u32 peaks[kShares];
       group_peaks(peaks);
+      float inner[kShares];
+      usual_group_scales(peaks, per, inner);
 #pragma unroll
       for (int g = 0; g < kShares; ++g) {
-        float const inner = usual_group_scale(peaks[g], per);
-        float divisor = kSecond ? __fmul_rn(inner, scale) : inner;
+        float divisor = kSecond ? __fmul_rn(inner[g], scale) : inner[g];
         if (peaks[g] == 0) divisor = 1.0f;  // zeros stay zeros
         is_usual &= Inverse::is_usual(divisor) && Inverse::is_usual_peak(peaks[g]);
         Inverse const inverse(divisor * kDivisorUnit<Code>);
-        store_group(first, g * kJoined * kRun, inner);
+        store_group(first, g * kJoined * kRun, inner[g]);
 #pragma unroll
         for (int j = 0; j < kJoined; ++j) encode_octet(g * kJoined + j, first, inverse);
       }
@@ -346,6 +369,8 @@ struct RowQuantizer {
         peak = any_peak();
       }
       peak = team_max(peak);
+    } else if (P::kOneTile && is_aligned) {
+      load(0);  // under way while the scale comes
     }
     float const scale = row_scale(peak, reach);
     bool const is_leader = threadIdx.x % P::kThreads == 0;
@@ -355,7 +380,7 @@ struct RowQuantizer {
     bool is_usual = is_aligned;
     if (is_aligned) {
       for (int tile = tiles() - 1; tile >= 0; --tile) {
-        if (!kNeedsRow || tile != tiles() - 1) load(tile);
+        if (!P::kOneTile && (!kNeedsRow || tile != tiles() - 1)) load(tile);
         is_usual &= encode_tile(tile, scale, peak);
       }
     }
