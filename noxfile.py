@@ -134,7 +134,7 @@ def sim(session: nox.Session) -> None:
 
 @nox.session(name="compile")
 def compile_(session: nox.Session) -> None:
-    """Compile every template for every architecture; needs NVRTC from pip but no GPU."""
+    """Compile kernels of every family and architecture; needs NVRTC from pip but no GPU."""
     paths = suites(session, "compile")
     install_torch(session)
     install_for_tests(session)
