@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import core_oracle as oracle
@@ -13,7 +14,7 @@ from repack_cases import KINDS, Case, case, ordered, program
 
 import humming_sim
 from humming.errors import ConfigError
-from humming.jit import compile_program
+from humming.jit import Program, compile_program
 from humming.weight import CanonicalWeight
 from humming_sm75_sm89.repack import repack_spec
 
@@ -30,6 +31,11 @@ def moved(weight: CanonicalWeight, shift: int = 0) -> CanonicalWeight:
     return weight.replace(packed=packed.copy_(weight.packed))
 
 
+@cache
+def ptx_of(program: Program) -> str:
+    return compile_program(program).data.decode()
+
+
 def launch(
     found: Case, shift: int = 0, **options: Any
 ) -> tuple[npt.NDArray[np.int32], humming_sim.Report]:
@@ -42,9 +48,9 @@ def launch(
     given = {"packed": packed, "out": out, **spec.values}
     arguments = [given[arg.name] for arg in spec.kernel.args]
     arguments = [0 if value is None else value for value in arguments]
-    ptx = compile_program(program(spec)).data.decode()
+    ptx, shape = ptx_of(program(spec)), spec.shape
     report = humming_sim.launch(
-        ptx, spec.kernel.entry, spec.shape.grid, spec.shape.block, arguments, **options
+        ptx, spec.kernel.entry, shape.grid, shape.block, arguments, **options
     )
     return out, report
 

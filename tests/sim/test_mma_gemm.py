@@ -6,6 +6,7 @@ that nobody wrote, an access outside of a buffer) fails a test as a wrong number
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,19 +16,26 @@ from gemm_data import call_of, weight_of
 from gemm_matrix import Case
 from gemm_oracle import limit
 from gemm_runs import check_calls, layer_of
+from wgmma_layers import config_of
 
 from humming.backend import LaunchShape
 from humming.configs import GemmKind
+from humming.engine.workshop import workshop
 from humming.formats.scheme import Zero
 from humming.formats.table import SCALE_FORMATS
+from humming.jit import compile_program
 from humming_sim.plugin import SimulatorRuntime
+from humming_sm75_sm89.backend import Sm75Sm89Backend
 from humming_sm75_sm89.tuning import MmaTuning
 
 pytestmark = pytest.mark.compile
 
 T4, A100, L40S = "nvidia-t4", "nvidia-a100", "nvidia-l40s"
 GENERATIONS = (T4, A100, L40S)
+#: Beside FP8 these two run the same PTX, as a test below says: what is tried there goes by turns.
+ALIKE = (A100, L40S)
 KINDS = tuple(GemmKind)
+#: By turns.
 ROWS = (1, 40)
 SHAPES = ((72, 200), (136, 328), (100, 392), (77, 261))
 #: Of the run in random order.
@@ -91,15 +99,15 @@ TUNINGS = (
     MmaTuning(warps_n=2, warps_k=1, tokens=16, min_run=1, stages=2),
 )
 
-#: Fields of a Case that are tried on each generation.
+#: Fields of a Case that are tried on a T4 and on one of the others.
 OPTIONS: Sequence[Mapping[str, Any]] = (
     {"act_order": True},
     {"act_order": True, "cut": "k1of3", "k": 384, "bias": True},
     {"act_order": True, "activation": "s8-token-f32"},
     {"cut": "k1of3", "k": 576, "weight": "u4+z-g128-f16"},
     {"cut": "n1of4", "n": 320, "weight": "u4-b128x128-f16", "bias": True},
-    {"accumulate": "f16"},
-    {"accumulate": "f16", "weight": "s8-channel-f16"},
+    {"accumulate": "f16", "dtype": "f16"},
+    {"accumulate": "f16", "dtype": "f16", "weight": "s8-channel-f16"},
     {"smooth": True, "activation": "s8-token-f32"},
     {"activation": "s8-tensor-f32-static"},
 )
@@ -129,16 +137,19 @@ def _trials() -> Iterator[Trial]:
         for kind in KINDS:
             yield Trial(_case(source, "u4-g128-f16", place, kind=kind))
             yield Trial(_case(source, "u4-g64-f16", place, kind=kind, activation="s8-token-f32"))
-        for tuning in TUNINGS:
+    for turn, tuning in enumerate(TUNINGS):
+        for place, source in enumerate((T4, _turn(ALIKE, turn))):
             yield Trial(_case(source, "u4-g128-f16", place + 1), tuning)
             yield Trial(_case(source, "s8-channel-f32", place, activation="s8-g64-f32"), tuning)
-        for tuning in TUNINGS[1:5]:
-            folded = replace(tuning, folds=True)
-            yield Trial(_case(source, "u4+z-g64-bf16", place, dtype="bf16"), folded)
-            yield Trial(_case(source, "e2m1-g32-e8m0", place, dtype="bf16"), folded)
-        for kind, tuning in zip(KINDS[1:], TUNINGS[-3:], strict=True):
+    for place, tuning in enumerate(TUNINGS[1:5]):
+        folded, source = replace(tuning, folds=True), _turn(ALIKE, place)
+        yield Trial(_case(source, "u4+z-g64-bf16", place, dtype="bf16"), folded)
+        yield Trial(_case(source, "e2m1-g32-e8m0", place, dtype="bf16"), folded)
+    for turn, (kind, tuning) in enumerate(zip(KINDS[1:], TUNINGS[-3:], strict=True)):
+        for place, source in enumerate((T4, _turn(ALIKE, turn))):
             yield Trial(_case(source, "u4-g32-f16", place, kind=kind), tuning)
-        for number, fields in enumerate(OPTIONS):
+    for number, fields in enumerate(OPTIONS):
+        for source in (T4, _turn(ALIKE, number)):
             yield Trial(_case(source, **{"weight": "u4-g64-f16", "place": number, **fields}))
 
 
@@ -175,11 +186,24 @@ def test_every_component_equals_float64(trial: Trial, seeded: list[int]) -> None
     weight = weight_of(case, "cpu")
     layer = layer_of(case, weight, f"sim:{case.source}", trial.tuning)
     most = limit(case.dtype, case.accumulate)
-    for m in (*ROWS, SEEDED_ROWS):
+    for m in (_turn(ROWS, case.seed), SEEDED_ROWS):
         if m == SEEDED_ROWS:
             seeded.append(case.seed % 1000)
         call = call_of(case, weight, m, "cpu")
         check_calls(layer, weight, case.activations, {f"M={m}": (call.x, call.routing)}, most)
+
+
+@pytest.mark.parametrize("activation", ["", "s8-token-f32"])
+def test_two_generations_run_the_same_ptx(activation: str) -> None:
+    """But for what they are called; then what the simulator says of one holds for the other."""
+    texts = set()
+    for source in ALIKE:
+        case = Case(source=source, weight="u4-g64-f16", activation=activation, act_order=True)
+        backend = Sm75Sm89Backend(case.profile)
+        spec = backend.kernel(config_of(case), case.compute, TUNINGS[-1])
+        ptx = compile_program(workshop().program(spec, "ptx")).data.decode()
+        texts.add(re.sub(r"\.target sm_\d+|Li8[09]E", "", ptx))
+    assert len(texts) == 1
 
 
 def test_the_table_has_every_component() -> None:

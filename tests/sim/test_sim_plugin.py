@@ -11,8 +11,10 @@ from humming.backend import LaunchShape, Runtime
 from humming.errors import ConfigError, LaunchError
 from humming.plugins import Registry
 from humming.selection import device_names, find_device, select_backend
-from humming_sim import plugin
+from humming_sim import launching, plugin
 from humming_sim.plugin import LoadedKernel, SimulatorRuntime
+from humming_sim.ptx.model import Module
+from humming_sim.ptx.reader import read_module
 
 NAMES = SimulatorRuntime().devices()
 BLOCK = LaunchShape(grid=(1, 1, 1), block=(256, 1, 1))
@@ -90,6 +92,20 @@ def test_a_kernel_runs_on_cpu_tensors(dtype: torch.dtype) -> None:
     source, target = torch.arange(256, dtype=dtype), torch.zeros(256, dtype=dtype)
     SimulatorRuntime().launch(load(REVERSE), BLOCK, [source, target], {})
     assert torch.equal(target, source.flip(0))
+
+
+def test_a_text_is_read_once_for_loading_and_every_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def counting(text: str) -> Module:
+        read.append(text)
+        return read_module(text)
+
+    monkeypatch.setattr(launching, "read_module", counting)
+    kernel = load(f"// nobody else's\n{REVERSE}")
+    for _ in range(2):
+        SimulatorRuntime().launch(kernel, BLOCK, [torch.ones(256), torch.zeros(256)], {})
+    assert read == [kernel.ptx]
 
 
 def test_grid_cluster_and_dynamic_shared_memory_reach_the_kernel() -> None:

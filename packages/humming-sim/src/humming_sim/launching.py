@@ -20,7 +20,7 @@ from humming_sim.ptx.model import Kernel, Module
 from humming_sim.ptx.reader import read_module
 from humming_sim.report import Report
 
-__all__ = ["launch"]
+__all__ = ["launch", "module_of"]
 
 #: Bytes of simulator state that one wave of CTAs may take, about.
 _WAVE_BYTES = 1 << 30
@@ -70,7 +70,7 @@ def launch(  # budget: the launch of a kernel has these parts, named as CUDA nam
         LaunchError: if no device, or not this one, would accept the launch.
         SimulationFault: if the kernel did something wrong; buffers keep what they had before.
     """
-    module = _module(ptx)
+    module = module_of(ptx)
     kernel = module.kernels.get(entry)
     if kernel is None:
         raise LaunchError(f"no kernel {entry!r} in the PTX; it has {', '.join(module.kernels)}")
@@ -93,7 +93,8 @@ def launch(  # budget: the launch of a kernel has these parts, named as CUDA nam
 
 
 @lru_cache(maxsize=32)
-def _module(ptx: str) -> Module:
+def module_of(ptx: str) -> Module:
+    """What :func:`read_module` makes of PTX, which is not changed afterwards; kept for a while."""
     return read_module(ptx)
 
 

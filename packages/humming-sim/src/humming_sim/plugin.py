@@ -80,12 +80,12 @@ class SimulatorRuntime:
             LaunchError: it is no PTX, or holds no such kernel.
         """
         from humming_sim.errors import PtxError
+        from humming_sim.launching import module_of
         from humming_sim.profiles import limits_of, simulated
-        from humming_sim.ptx.reader import read_module
 
         try:
             text = binary.decode("utf-8").rstrip("\0")
-            module = read_module(text)
+            module = module_of(text)
         except (UnicodeDecodeError, PtxError) as error:
             raise LaunchError(entry, "loading", f"this is no PTX: {error}") from error
         if entry not in module.kernels:
