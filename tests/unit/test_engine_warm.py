@@ -86,7 +86,7 @@ def test_layers_that_quantize_warm_up_what_does_it_too(cold, monkeypatch, dtype)
     module = layer(activation="int8")
     module.warm_up(dtype, [1])
     name = {F16: "f16", torch.bfloat16: "bf16"}[dtype]
-    assert names(cold)[1:] == [f"humming.quantize.{name}_s8_token_f32_32x1x4"]
+    assert names(cold)[1:] == [f"humming.quantize.{name}_s8_token_f32_32x1x8"]
     monkeypatch.setenv("HUMMING_NO_JIT", "1")
     capture(monkeypatch)
     for x in (torch.randn(1, K), torch.randn(K, 1).T, torch.randn(1, 1, K)):

@@ -176,9 +176,9 @@ def quantize_tunings(
 
     A multiprocessor needs some 40 KB of loads under way, and has none when all of its warps wait
     for one another; so a thread has a few loads, and a CTA few threads, but so many that starting
-    them is not what takes the time: some 270 start per us, where that was measured. Of long rows whose codes
-    take much computing a thread has more, so that less else is computed. A row whose scale is that
-    of all its numbers is read a second time if its team can't keep it.
+    them is not what takes the time: some 270 start per us, where that was measured. Of long rows
+    whose codes take much computing a thread has more, so that less else is computed. A row whose
+    scale is that of all its numbers is read a second time if its team can't keep it.
 
     Args:
         scheme: what to quantize to.
