@@ -35,7 +35,7 @@ FAMILIES = (
         "m64n128k32.f32.e4m3.e4m3",
     ),
     ("e4m3fn-g128-f32", "e5m2-g128-f32", GemmKind.DENSE, "bf16", "m64n128k32.f32.e5m2.e4m3"),
-    ("e5m2-g128-f32", "e4m3fn-token-f32", GemmKind.DENSE, "f16", "m64n128k32.f32.e4m3.e5m2"),
+    ("e5m2-b128x128-f32", "e4m3fn-g128-f32", GemmKind.INDEXED, "f16", "m64n128k32.f32.e4m3.e5m2"),
 )
 _MMA = re.compile(r"wgmma\.mma_async\.sync\.aligned\.(\S+)")
 
@@ -107,5 +107,7 @@ def test_shared_memory_is_planned_and_fits() -> None:
             shape = spec.launch(problem, config_of(case_of(family)))
             assert shape.shared_bytes <= limits.smem_block_bytes
             assert (shape.block, shape.grid[0] <= limits.sm_count) == ((384, 1, 1), True)
+    indexed = WgmmaTuning().shared_bytes(row_groups=True, scales=False, indexed=True)
+    assert indexed == 4 * (48 * 1024 + 512 + 32) + 16 * 1024 + 512
     scaled = WgmmaTuning(tile_n=256, stages=4).shared_bytes(row_groups=True, scales=True)
     assert scaled == 4 * (48 * 1024 + 512 + 1024 + 32) + 16 * 1024

@@ -14,11 +14,12 @@ from gemm_matrix import Case
 from wgmma_layers import H100, config_of
 
 from humming import plugins
-from humming.backend import Arg, Evidence, KernelSpec, LaunchShape, Problem, TensorMap
+from humming.backend import UNTILED, Arg, Evidence, KernelSpec, LaunchShape, Problem, TensorMap
 from humming.configs import ComputeConfig, GemmKind
 from humming.engine.arguments import bind
 from humming.errors import ConfigError, UnsupportedError
 from humming_sm90.backend import Sm90Backend
+from humming_sm90.kernel import box_rows
 from humming_sm90.layout import layout_of
 from humming_sm90.tuning import WgmmaTuning
 
@@ -46,7 +47,7 @@ def test_hoppers_get_these_kernels() -> None:
         ({"weight": "e5m2-g128-f32"}, None),
         ({"weight": "s8+zf-g128-f32", "activation": "s8-token-f32"}, r"not s8\+zf weights by s8"),
         ({"act_order": True}, "columns in another order"),
-        ({"kind": GemmKind.INDEXED}, "chosen by index"),
+        ({"kind": GemmKind.INDEXED}, None),
     ],
 )
 def test_refusals_say_what_is_missing(changes: Mapping[str, Any], sentence: str | None) -> None:
@@ -113,6 +114,19 @@ def test_more_rows_get_wider_tiles() -> None:
     assert [chosen(m).tile_n for m in (128, 256, 512, 4096)] == [64, 128, 256, 256]
 
 
+def test_few_rows_of_experts_read_weights_in_wide_tiles() -> None:
+    layer = replace(config_of(BLOCKS), n=4096, k=7168, experts=256)
+    for kind in (GemmKind.GROUPED_CONTIGUOUS, GemmKind.INDEXED):
+        compute = ComputeConfig(gemm=kind)
+        for m in (8, 512, 8192, 65536):
+            problem = Problem(m=m)
+            costs = {
+                t.tile_n: backend().cost(layer, compute, problem, t)
+                for t in backend().candidates(layer, compute, problem)
+            }
+            assert min(costs, key=costs.__getitem__) == 256, m
+
+
 def test_a_tuning_of_nonsense_and_one_that_does_not_fit_are_refused() -> None:
     for fields in ({"tile_n": 96}, {"stages": 1}, {"raster": 0}):
         with pytest.raises(ConfigError):
@@ -174,6 +188,40 @@ def test_tensor_maps_are_made_once_of_weights_and_per_call_of_activations() -> N
     assert tensor is x
     assert (described.dims, described.strides) == ((1104, 5), (1120,))  # without padding
     assert others == [1120, out, 5, None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "box"),
+    [
+        (GemmKind.DENSE, 1, 8),
+        (GemmKind.DENSE, 41, 48),
+        (GemmKind.DENSE, 128, 128),
+        (GemmKind.DENSE, 129, 64),
+        (GemmKind.GROUPED_CONTIGUOUS, 8, 8),
+        (GemmKind.GROUPED_CONTIGUOUS, 17 * 256, 16),
+        (GemmKind.GROUPED_CONTIGUOUS, 49 * 256, 32),
+        (GemmKind.GROUPED_CONTIGUOUS, 97 * 256, 64),
+        (GemmKind.GROUPED_MASKED, 16, 8),
+        (GemmKind.GROUPED_MASKED, 500, 128),
+    ],
+)
+def test_a_box_has_no_more_rows_than_tiles_want(kind: GemmKind, rows: int, box: int) -> None:
+    experts = 1 if kind is GemmKind.DENSE else 256
+    layer = replace(config_of(PLAIN), experts=experts * (experts > 1))
+    assert box_rows(kind, rows, experts) == box
+    spec = backend().kernel(layer, ComputeConfig(gemm=kind), WgmmaTuning())
+    all_rows = rows * experts if kind is GemmKind.GROUPED_MASKED else rows
+    assert spec.maps["x"]((all_rows, layer.k), 1120).box == (128, box)
+
+
+def test_rows_chosen_by_index_are_copied_by_threads() -> None:
+    layer = replace(config_of(PLAIN), experts=4)
+    compute = ComputeConfig(gemm=GemmKind.INDEXED)
+    spec = backend().kernel(layer, compute, WgmmaTuning())
+    assert spec.row_tile == UNTILED
+    assert spec.args[0] == Arg("x", "ptr")
+    assert {arg.name for arg in spec.args} >= {"slots", "groups", "top_k"}
+    assert list(spec.maps) == ["weight"]
 
 
 def test_a_map_must_be_described_and_not_everything_can_be_one() -> None:

@@ -122,7 +122,7 @@ def test_a_layer_is_refused_for_numbers_that_mma_sync_does_not_multiply(
         ("e4m3fn-channel-f32", "e4m3fn-token-f32", GemmKind.DENSE, "sm90"),
         ("s8-channel-f32", "s8-token-f32", GemmKind.GROUPED_CONTIGUOUS, "sm90"),
         ("s8-channel-f32", "s8-token-f32", GemmKind.INDEXED, "sm90"),
-        ("s8-g128-f32", "s8-token-f32", GemmKind.INDEXED, "sm75_sm89"),
+        ("s8-g128-f32", "s8-token-f32", GemmKind.INDEXED, "sm90"),
     ],
 )
 def test_a_hopper_gets_its_own_kernels_where_they_are_accepted(

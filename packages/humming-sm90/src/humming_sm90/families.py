@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from humming.backend import KernelSpec, PackedWeight, Problem, RepackSpec
-from humming.configs import ComputeConfig, GemmKind, LayerConfig, TuningConfig
+from humming.configs import ComputeConfig, LayerConfig, TuningConfig
 from humming.errors import ConfigError
 from humming.profiles import DeviceProfile
 from humming.weight import CanonicalWeight
@@ -154,8 +154,6 @@ class SameWidth(Family[WgmmaLayout]):
 
     def refuse(self, layer: LayerConfig, compute: ComputeConfig) -> str | None:
         """A sentence for groups and orders that TMA does not copy."""
-        if compute.gemm is GemmKind.INDEXED:
-            return "rows of activations chosen by index: TMA copies rows that lie together"
         return refuse_layout(layer)
 
     def fit(

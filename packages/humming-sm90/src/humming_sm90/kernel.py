@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from humming.backend import Arg, KernelSpec, LaunchShape, MapOf, Problem, TensorMap
+from humming.backend import UNTILED, Arg, KernelSpec, LaunchShape, MapOf, Problem, TensorMap
 from humming.configs import ComputeConfig, GemmKind, LayerConfig
 from humming.errors import ConfigError
 from humming.formats.number import NumberFormat
@@ -15,7 +15,7 @@ from humming.scheduling import Axis, ceil_div, max_row_tiles
 from humming_sm90.layout import PADDED_N, WgmmaLayout
 from humming_sm90.tuning import STEP, TILE_M, WgmmaTuning
 
-__all__ = ["ARGS", "GemmContext", "gemm_spec", "shared_bytes", "tile_count"]
+__all__ = ["ARGS", "INDEXED_ARGS", "GemmContext", "gemm_spec", "shared_bytes", "tile_count"]
 
 #: Parameters of the kernel in their order.
 ARGS = tuple(
@@ -27,10 +27,16 @@ ARGS = tuple(
     )
 )  # fmt: skip
 
+#: Those where rows of x are chosen by index: threads copy them, and TMA does not.
+INDEXED_ARGS = (Arg("x", "ptr"), *ARGS[1:], Arg("slots", "ptr"), Arg("top_k", "i32"))
+
 #: SMs of a device whose profile does not say.
 _SOME_SMS = 64
 #: The widest chunk whose sums fit into registers beside the totals that they are promoted to.
 _PROMOTED_CHUNK = 128
+#: Rows of a box of activations, by the mean number of rows of a weight: few boxes, and few rows
+#: that no tile has.
+_BOXES, _LARGEST_BOX = ((16, 8), (48, 16), (96, 32), (192, 64)), 128
 #: What wgmma calls operands.
 _PTX_TYPES = {"e4m3fn": "e4m3", "e5m2": "e5m2", "s8": "s8"}
 
@@ -47,6 +53,7 @@ class GemmContext:
     sums: int
     output: NumberFormat
     kind: GemmKind
+    indexed: bool
     chunk_n: int
     scale_rows: int
     has_row_groups: bool
@@ -60,10 +67,14 @@ class GemmContext:
     shared_bytes: int
 
 
-def shared_bytes(layer: LayerConfig, layout: WgmmaLayout, tuning: WgmmaTuning) -> int:
+def shared_bytes(
+    layer: LayerConfig, compute: ComputeConfig, layout: WgmmaLayout, tuning: WgmmaTuning
+) -> int:
     """Dynamic shared memory without the table of experts."""
     return tuning.shared_bytes(
-        row_groups=bool(layer.activation.group_size), scales=layout.scale_rows == 1
+        row_groups=bool(layer.activation.group_size),
+        scales=layout.scale_rows == 1,
+        indexed=compute.gemm is GemmKind.INDEXED,
     )
 
 
@@ -79,20 +90,21 @@ def gemm_spec(
     Raises:
         ConfigError: the tuning needs more shared memory than the device has.
     """
-    needed, most = shared_bytes(layer, layout, tuning), profile.limits.smem_block_bytes
+    needed, most = shared_bytes(layer, compute, layout, tuning), profile.limits.smem_block_bytes
     if most is not None and needed + _table_bytes(layer, compute) > most:
         allowed = f"at most {most} bytes of shared memory, which is what {profile.title} has"
         raise ConfigError("tuning", f"{tuning}, which needs {needed}", allowed)
     context = _context(layer, compute, layout, tuning)
+    maps = {"weight": _weight_map(tuning)}
     return KernelSpec(
         name=context.name,
         template="humming_sm90/gemm.cu.j2",
         context=context,
         arch=profile.target.arch,
-        args=ARGS,
+        args=INDEXED_ARGS if context.indexed else ARGS,
         launch=_launch(profile, compute, tuning, needed),
-        row_tile=TILE_M,
-        maps={"x": _x_map(layer), "weight": _weight_map(tuning)},
+        row_tile=UNTILED if context.indexed else TILE_M,
+        maps=maps if context.indexed else {"x": _x_map(layer, compute), **maps},
     )
 
 
@@ -111,6 +123,7 @@ def _context(
         sums=chunk_n // 2,
         output=layer.output,
         kind=compute.gemm,
+        indexed=compute.gemm is GemmKind.INDEXED,
         chunk_n=chunk_n,
         scale_rows=layout.scale_rows,
         has_row_groups=bool(layer.activation.group_size),
@@ -121,7 +134,7 @@ def _context(
         threads=tuning.threads,
         tile_m=TILE_M,
         padded_n=PADDED_N,
-        shared_bytes=shared_bytes(layer, layout, tuning),
+        shared_bytes=shared_bytes(layer, compute, layout, tuning),
     )
 
 
@@ -129,19 +142,34 @@ def _name(layer: LayerConfig, compute: ComputeConfig) -> str:
     return f"sm90.gemm.{compute.gemm.value}.{layer.activation}_{layer.weight}_{layer.output}"
 
 
-def _x_map(layer: LayerConfig) -> MapOf:
-    """Activations [rows, K] of bytes; what pads a row is outside, whatever it is.
+def box_rows(kind: GemmKind, rows: int, experts: int) -> int:
+    """Rows of a box of activations; a tile takes as many boxes as hold its rows.
 
-    No more rows in a box than there are, in eights: one whose rows are mostly outside takes longer
-    than a whole one (H200, M = 1 and N = K = 8192: 40 us instead of 29 for M = 128).
+    Args:
+        kind: of the call.
+        rows: dense and contiguous: of x; masked: that an expert has room for.
+        experts: number of weights.
+
+    Rows outside of x cost time (H200, one box of 128 rows, M = 1 and N = K = 8192: 40 us instead of
+    29 for M = 128), and so do those of other experts: L2 has to deliver them.
     """
+    if kind is GemmKind.DENSE and rows <= TILE_M:
+        return 8 * ceil_div(rows, 8)
+    mean = ceil_div(rows, experts) if kind is GemmKind.GROUPED_CONTIGUOUS else rows
+    return next((box for most, box in _BOXES if mean <= most), _LARGEST_BOX)
+
+
+def _x_map(layer: LayerConfig, compute: ComputeConfig) -> MapOf:
+    """Activations [rows, K] of bytes; what pads a row is outside, whatever it is."""
+    experts = max(layer.experts, 1)
 
     def describe(shape: tuple[int, ...], stride: int) -> TensorMap:
+        each = shape[0] // experts if compute.gemm is GemmKind.GROUPED_MASKED else shape[0]
         return TensorMap(
             element="uint8",
             dims=(layer.k, shape[0]),
             strides=(stride,),
-            box=(STEP, min(TILE_M, 8 * ceil_div(shape[0], 8))),
+            box=(STEP, box_rows(compute.gemm, each, experts)),
             swizzle="b128",
             l2_bytes=256,
         )

@@ -48,13 +48,14 @@ class WgmmaTuning(TuningConfig):
         """Of a CTA: one warpgroup copies, two multiply."""
         return 3 * 128
 
-    def shared_bytes(self, *, row_groups: bool, scales: bool) -> int:
+    def shared_bytes(self, *, row_groups: bool, scales: bool, indexed: bool = False) -> int:
         """Dynamic shared memory without the table of experts; twin of ``Plan::kSharedBytes``.
 
         Args:
             row_groups: activations have a scale for each step.
             scales: each row of weights has a scale for each step.
+            indexed: rows of activations are chosen by index.
         """
         operands = (TILE_M + self.tile_n) * STEP
         stage = operands + 4 * TILE_M * row_groups + 4 * self.tile_n * scales + 16 + 2 * 8
-        return self.stages * stage + _WARPS * 16 * STEP
+        return self.stages * stage + _WARPS * 16 * STEP + 4 * TILE_M * indexed

@@ -6,20 +6,16 @@
 
 namespace humming::sm90 {
 
-/// Fills what boxes of x leave of every stage with zeros. All that multiply call it, before the first.
+/// Fills the places of x with zeros where boxes may leave some of them as they are: rows there are
+/// multiplied with the others. All threads call it, before the barrier that those who copy wait for.
 template <class P>
 __device__ __forceinline__ void clear_rows(Arguments const& args, Shared<P> const& shared) {
-  u32 const box = args.template box_bytes<P::kKind>();
-  if (box == Plan<P>::kXBytes) return;
-  constexpr int kThreads = kConsumers * kGroupThreads;
+  if (P::kKind == GemmKind::kDense && args.m % kTileM == 0) return;
   u32 const zeros[4] = {0, 0, 0, 0};
-  for (int stage = 0; stage < P::kStages; ++stage) {
-    u32 const end = shared.x(stage) + Plan<P>::kXBytes;
-    u32 const first = shared.x(stage) + box + (threadIdx.x - kGroupThreads) * 16;
-    for (u32 to = first; to < end; to += kThreads * 16) store_shared_128(to, zeros);
-  }
+  for (int stage = 0; stage < P::kStages; ++stage)
+    for (u32 to = threadIdx.x * 16; to < Plan<P>::kXBytes; to += kThreads * 16)
+      store_shared_128(shared.x(stage) + to, zeros);
   fence_proxy_async();
-  named_barrier<kThreads>(1);
 }
 
 /// The part of the kernel for a warpgroup that multiplies.
@@ -28,11 +24,12 @@ __device__ __forceinline__ void consume(Arguments const& args, Tiles<P> const& t
                                         Shared<P> const& shared) {
   Consumer const place;
   Ring<P::kStages> ring;
-  clear_rows(args, shared);
   tiles.for_each([&](Tile const& tile) {
+    Share<P> const share(tile, place);
+    Epilogue<P> epilogue(args, tile, place, share);
     Totals<P> totals;
-    multiply_tile(args, shared, place, ring, totals);
-    Epilogue<P>(args, tile, place).store(totals, shared.result(place.warp));
+    multiply_tile(args, shared, place, share, ring, totals);
+    epilogue.store(totals, shared.result(place.warp));
   });
 }
 
@@ -43,7 +40,7 @@ __device__ __forceinline__ void gemm(Arguments const& args) {
   extern __shared__ __align__(1024) u8 dynamic[];
   Shared<P> const shared{shared_address(dynamic)};
   if (threadIdx.x == 0) {
-    prefetch_tensormap(args.x);
+    if constexpr (!Plan<P>::kIndexed) prefetch_tensormap(args.x);
     prefetch_tensormap(args.weight);
     for (int stage = 0; stage < P::kStages; ++stage) {
       mbarrier_init(shared.full(stage), Plan<P>::kFillers);
@@ -51,14 +48,12 @@ __device__ __forceinline__ void gemm(Arguments const& args) {
     }
     fence_mbarrier_init();
   }
+  clear_rows(args, shared);
   __syncthreads();
   Tiles<P> const tiles(args, reinterpret_cast<int*>(dynamic + Plan<P>::kSharedBytes));
   if (threadIdx.x < kGroupThreads) {
     setmaxnreg_dec<kProducerRegisters>();
-    if (threadIdx.x == 0) copy_operands(args, tiles, shared);
-    if constexpr (Plan<P>::kGathersScales) {
-      if (threadIdx.x / 32 == 1) gather_scales(args, tiles, shared);
-    }
+    produce(args, tiles, shared);
   } else {
     setmaxnreg_inc<kConsumerRegisters>();
     consume(args, tiles, shared);

@@ -46,6 +46,21 @@ __device__ __forceinline__ bool mbarrier_try_wait(u32 barrier, u32 parity) {
   return complete != 0;
 }
 
+/// mbarrier.test_wait.parity: whether the phase of this parity is complete; does not wait.
+__device__ __forceinline__ bool mbarrier_test_wait(u32 barrier, u32 parity) {
+  u32 complete;
+  asm volatile(
+      "{\n"
+      ".reg .pred complete;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 complete, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, complete;\n"
+      "}"
+      : "=r"(complete)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return complete != 0;
+}
+
 /// Waits until the phase of this parity is complete.
 __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
   while (!mbarrier_try_wait(barrier, parity)) {

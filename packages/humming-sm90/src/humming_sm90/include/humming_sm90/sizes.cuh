@@ -19,6 +19,7 @@
 #pragma once
 
 #include <humming/gemm/sizes.cuh>
+#include <humming_sm90/gather.cuh>
 #include <humming_sm90/mbarrier.cuh>
 #include <humming_sm90/tma.cuh>
 #include <humming_sm90/wgmma.cuh>
@@ -40,7 +41,8 @@ inline constexpr int kPaddedN = 256;
 
 /// Arguments of the kernel; named as in humming.engine.arguments.
 struct Arguments {
-  TensorMap const* x;
+  TensorMap const* x;  // but of indexed problems
+  Choices choices;     // of these alone
   float const* x_scales;
   float const* x_groups;
   TensorMap const* weight;
@@ -52,11 +54,13 @@ struct Arguments {
   i32 const* groups;
 
   __device__ __forceinline__ int steps() const { return (k + kStepK - 1) / kStepK; }
-  /// Bytes of a box of x: no more rows than there are, in eights; twin of _x_map() in kernel.py.
+  /// Rows of a box of x, of which a tile takes as many as hold its rows; twin of box_rows() in
+  /// kernel.py.
   template <GemmKind kKind>
-  __device__ __forceinline__ u32 box_bytes() const {
-    Index const rows = kKind == GemmKind::kGroupedMasked ? Index(m) * experts : m;
-    return kRowBytes * u32(rows < kTileM ? (rows + 7) / 8 * 8 : kTileM);
+  __device__ __forceinline__ int box_rows() const {
+    if (kKind == GemmKind::kDense && m <= kTileM) return (m + 7) / 8 * 8;
+    int const mean = kKind == GemmKind::kGroupedContiguous ? (m + experts - 1) / experts : m;
+    return mean <= 16 ? 8 : mean <= 48 ? 16 : mean <= 96 ? 32 : mean <= 192 ? 64 : 128;
   }
   __device__ __forceinline__ int padded_n() const {
     return (n + kPaddedN - 1) / kPaddedN * kPaddedN;
@@ -85,10 +89,12 @@ struct Plan {
   static constexpr int kBlockScaleBytes = 16;
   static_assert(4 * kBlocks <= kBlockScaleBytes, "Plan: more scales of blocks than there is room for");
   static constexpr bool kGathersScales = P::kHasRowGroups || kBlocks > 0;
-  /// What asynchronous bulk copies bring for a stage beside x.
-  static constexpr int kBulkBytes = kWeightBytes + kScaleBytes;
-  /// Those who say that a stage is full: one thread for its bulk copies, a warp for other scales.
-  static constexpr int kFillers = 1 + (kGathersScales ? 32 : 0);
+  static constexpr bool kIndexed = P::kKind == GemmKind::kIndexed;
+  /// Warps of the four that copy, less one for weights and one for scales.
+  using Gather = RowGather<kTileM, 2>;
+  /// Those who say that a stage is full: a thread for weights, a warp for scales that don't lie
+  /// together, and a thread for x, or two warps where its rows are chosen by index.
+  static constexpr int kFillers = 1 + 32 * kGathersScales + (kIndexed ? Gather::kFillers : 1);
 
   // Shared memory, from a multiple of 1024 on.
   static constexpr int kWarpResultBytes = 16 * kRowBytes;  // 16 rows of 128 bytes of the result
@@ -96,7 +102,8 @@ struct Plan {
   static constexpr int kScales = kResults + kConsumerWarps * kWarpResultBytes;
   static constexpr int kRowScales = kScales + P::kStages * kScaleBytes;
   static constexpr int kBlockScales = kRowScales + P::kStages * kRowScaleBytes;
-  static constexpr int kFull = kBlockScales + P::kStages * kBlockScaleBytes;
+  static constexpr int kDistances = kBlockScales + P::kStages * kBlockScaleBytes;
+  static constexpr int kFull = kDistances + (kIndexed ? Gather::kSharedBytes : 0);
   static constexpr int kEmpty = kFull + 8 * P::kStages;
   static constexpr int kSharedBytes = kEmpty + 8 * P::kStages;
   static_assert(kSharedBytes <= 232448, "Plan: more shared memory than a CTA can have");
@@ -122,6 +129,7 @@ struct Shared {
   __device__ __forceinline__ u32 result(u32 warp) const {
     return base + L::kResults + warp * L::kWarpResultBytes;
   }
+  __device__ __forceinline__ u32 distances() const { return base + L::kDistances; }
   __device__ __forceinline__ u32 full(u32 stage) const { return base + L::kFull + 8 * stage; }
   __device__ __forceinline__ u32 empty(u32 stage) const { return base + L::kEmpty + 8 * stage; }
 };

@@ -53,49 +53,54 @@ __device__ __forceinline__ u32 swizzled(int row, int sixteen) {
   return row * kRowBytes + (sixteen ^ (row & 7)) * 16;
 }
 
-/// What the epilogue does with the sums of a tile.
+/// What the epilogue does with the sums of a warpgroup's share of a tile. It is made before they are
+/// computed, so that what it loads is there when they are, where there are registers for that.
 template <class P>
 class Epilogue {
   static constexpr int kBytes = P::Output::kBits / 8;
   static constexpr int kPerChunk = 16 / kBytes;
   static constexpr int kColumns = kRowBytes / kBytes;  // of the result, at a time
+  static constexpr int kCopies = 16 / 4;               // of four rows each
+  static constexpr bool kEarly = P::kScaleRows != 1 && !Plan<P>::kIndexed;
   static_assert(P::kTileN % kColumns == 0, "Epilogue: a tile that is not whole rows of 128 bytes");
 
  public:
   __device__ __forceinline__ Epilogue(Arguments const& args, Tile const& tile,
-                                      Consumer const& place)
-      : args_(args), tile_(tile), place_(place), first_n_(tile.column * P::kTileN) {
-    Index const padded = Index(tile.expert) * args.padded_n() + first_n_ + place.column();
-    channel_ = args.channel + padded;
-    bias_ = args.bias + padded;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      int const row = place.row() + 8 * i;
-      rows_[i] = __ldg(args.x_scales + tile.first + (row < tile.count ? row : tile.count - 1));
-    }
+                                      Consumer const& place, Share<P> const& share)
+      : args_(args), tile_(tile), place_(place), share_(share) {
+    if constexpr (kEarly) load_factors();
   }
 
   /// Stores the results; `shared` is the warp's own.
-  __device__ __forceinline__ void store(Totals<P> const& totals, u32 shared) const {
+  __device__ __forceinline__ void store(Totals<P> const& totals, u32 shared) {
+    if constexpr (!kEarly) load_factors();
+    int const first_n = tile_.column * P::kTileN + share_.column();
+    int const left = args_.n - first_n, own = share_.chunks * P::kChunkN;
 #pragma unroll
     for (int first = 0; first < P::kTileN; first += kColumns) {
-      if (first_n_ + first >= args_.n) break;
+      if (first >= left || first >= own) break;
       __syncwarp();  // what was here is copied
-      round(totals, first, shared);
+      round(totals, first_n, first, shared);
       __syncwarp();
-      copy(first, shared);
+      copy(first_n + first, shared);
     }
   }
 
  private:
+  /// Loads the factors of the thread's tokens.
+  __device__ __forceinline__ void load_factors() {
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      rows_[i] = __ldg(args_.x_scales + source_row<P>(args_, tile_, share_.row(place_) + 8 * i));
+  }
+
   /// Results of the thread in 8 columns.
-  __device__ __forceinline__ void values(Totals<P> const& totals, int eight,
+  __device__ __forceinline__ void values(Totals<P> const& totals, int first_n, int eight,
                                          float (&results)[4]) const {
+    Index const padded = Index(tile_.expert) * args_.padded_n() + first_n + place_.column();
     float2 channel{1.0f, 1.0f}, bias{0.0f, 0.0f};
-    if constexpr (P::kHasChannel) {
-      channel = __ldg(reinterpret_cast<float2 const*>(channel_ + 8 * eight));
-    }
-    if constexpr (P::kHasBias) bias = __ldg(reinterpret_cast<float2 const*>(bias_ + 8 * eight));
+    if constexpr (P::kHasChannel) channel = pair(args_.channel + padded + 8 * eight);
+    if constexpr (P::kHasBias) bias = pair(args_.bias + padded + 8 * eight);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       float value = totals.value(eight, i);
@@ -106,7 +111,12 @@ class Epilogue {
     }
   }
 
-  __device__ __forceinline__ void round(Totals<P> const& totals, int first, u32 shared) const {
+  static __device__ __forceinline__ float2 pair(float const* from) {
+    return __ldg(reinterpret_cast<float2 const*>(from));
+  }
+
+  __device__ __forceinline__ void round(Totals<P> const& totals, int first_n, int first,
+                                        u32 shared) const {
     int const lane = place_.lane;
     if constexpr (kBytes == 2) {
 #pragma unroll
@@ -115,7 +125,7 @@ class Epilogue {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float results[4];
-          values(totals, first / 8 + eight + i, results);
+          values(totals, first_n, first / 8 + eight + i, results);
           pairs[2 * i] = rounded_pair(results[0], results[1], typename P::Output{});
           pairs[2 * i + 1] = rounded_pair(results[2], results[3], typename P::Output{});
         }
@@ -125,7 +135,7 @@ class Epilogue {
 #pragma unroll
       for (int eight = 0; eight < kColumns / 8; ++eight) {
         float results[4];
-        values(totals, first / 8 + eight, results);
+        values(totals, first_n, first / 8 + eight, results);
         int const sixteen = 2 * eight + lane % 4 / 2, inside = lane % 2 * 8;
         store_shared_floats(shared + swizzled(lane / 4, sixteen) + inside, results[0], results[1]);
         store_shared_floats(shared + swizzled(lane / 4 + 8, sixteen) + inside, results[2],
@@ -134,30 +144,42 @@ class Epilogue {
     }
   }
 
-  /// Copies 16 rows to the result, 16 bytes at a time where its rows allow that.
-  __device__ __forceinline__ void copy(int first, u32 shared) const {
+  /// Copies 16 rows to the result, 16 bytes at a time where its rows allow that. All are read before
+  /// the first is stored, since reading takes longer.
+  __device__ __forceinline__ void copy(int first_n, u32 shared) const {
+    int const sixteen = place_.lane % 8, n = first_n + sixteen * kPerChunk;
+    int const first_row = place_.lane / 8, m = share_.first + 16 * (place_.warp % 4) + first_row;
+    u32 words[kCopies][4];
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i)
+      load_shared_128(words[i], shared + swizzled(4 * i + first_row, sixteen));
+    if (n >= args_.n) return;
     bool const aligned = args_.n % kPerChunk == 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      int const row = 4 * i + place_.lane / 8, sixteen = place_.lane % 8;
-      int const m = 16 * place_.warp + row, n = first_n_ + first + sixteen * kPerChunk;
-      u32 words[4];
-      load_shared_128(words, shared + swizzled(row, sixteen));
-      if (m >= tile_.count || n >= args_.n) continue;
-      u8* const to = static_cast<u8*>(args_.out) + ((tile_.first + m) * args_.n + n) * kBytes;
+    for (int i = 0; i < kCopies; ++i) {
+      if (m + 4 * i >= tile_.count) break;
+      u8* const to = static_cast<u8*>(args_.out) + (target(m + 4 * i) * args_.n + n) * kBytes;
       if (aligned) {
-        store_128(to, words);
+        store_128(to, words[i]);
       } else {
-        store_some<kBytes>(to, words, args_.n - n);
+        store_some<kBytes>(to, words[i], args_.n - n);
       }
+    }
+  }
+
+  /// The row of the result of a row of the tile.
+  __device__ __forceinline__ Index target(int row) const {
+    if constexpr (Plan<P>::kIndexed) {
+      return __ldg(args_.choices.slots + tile_.first + row);
+    } else {
+      return tile_.first + row;
     }
   }
 
   Arguments const& args_;
   Tile const& tile_;
   Consumer const& place_;
-  int first_n_;
-  float const *channel_, *bias_;
+  Share<P> const& share_;
   float rows_[2];
 };
 

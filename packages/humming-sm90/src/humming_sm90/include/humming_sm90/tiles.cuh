@@ -9,7 +9,20 @@ struct Tile {
   int expert, column;
   Index first;  // row of x and of the result; of indexed problems the slot
   int count;    // rows that there are, at most those of a tile
+  bool alone;   // all rows of the expert
 };
+
+/// The row of x, and of its scales, of row `row` of a tile; of rows behind the last that one's: their
+/// results are not stored.
+template <class P>
+__device__ __forceinline__ Index source_row(Arguments const& args, Tile const& tile, int row) {
+  Index const found = tile.first + (row < tile.count ? row : tile.count - 1);
+  if constexpr (Plan<P>::kIndexed) {
+    return args.choices.source(__ldg(args.choices.slots + found));
+  } else {
+    return found;
+  }
+}
 
 /// The tiles of a launch, of at most `kTokens` rows of x. Producers and consumers walk through them
 /// side by side. Choices that are sorted and not cut into tiles are as rows that lie together. If `kEven` is not 0, the tiles of an expert have as many rows each, but that they
@@ -23,13 +36,11 @@ class Tiles {
  public:
   /// Every thread calls it. prefix: [experts + 1] in shared memory, if rows are grouped.
   __device__ __forceinline__ Tiles(Args const& args, int* prefix)
-      : args_(args), prefix_(prefix), columns_((args.n + P::kTileN - 1) / P::kTileN) {
+      : args_(args), prefix_(prefix) {
     if constexpr (kGrouped) {
       if (threadIdx.x < 32) walk_groups(groups(), args.experts, kTokens, threadIdx.x, prefix);
       __syncthreads();
       rows_ = prefix[args.experts];
-    } else {
-      rows_ = (args.m + kTokens - 1) / kTokens;
     }
   }
 
@@ -43,23 +54,25 @@ class Tiles {
   }
 
   /// Number of all tiles.
-  __device__ __forceinline__ u32 count() const { return u32(rows_) * columns_; }
+  __device__ __forceinline__ u32 count() const { return u32(rows()) * columns(); }
 
   __device__ __forceinline__ Tile tile(u32 number) const {
+    int const columns = this->columns();
     if constexpr (kGrouped) {
-      int const expert = find_group(prefix_, args_.experts, number / columns_);
+      int const expert = find_group(prefix_, args_.experts, number / columns);
       int const before = prefix_[expert], rows = prefix_[expert + 1] - before;
       Place const place =
-          place_in_group(P::kRaster, expert, number - before * columns_, rows, columns_);
+          place_in_group(P::kRaster, expert, number - before * columns, rows, columns);
       RowRange const group = groups()(expert);
       int const each = rows_of_each(group.end - group.begin, rows);
       RowRange const range = tile_rows(group, place.row, each);
-      return {expert, place.column, range.begin, int(range.end - range.begin)};
+      return {expert, place.column, range.begin, int(range.end - range.begin), rows == 1};
     } else {
-      Place const place = place_in_group(P::kRaster, 0, number, rows_, columns_);
-      int const each = rows_of_each(args_.m, rows_);
+      int const rows = this->rows();
+      Place const place = place_in_group(P::kRaster, 0, number, rows, columns);
+      int const each = rows_of_each(args_.m, rows);
       Index const first = Index(place.row) * each;
-      return {0, place.column, first, int(smaller(each, args_.m - first))};
+      return {0, place.column, first, int(smaller(each, args_.m - first)), rows == 1};
     }
   }
 
@@ -82,9 +95,19 @@ class Tiles {
     }
   }
 
+  // Rows and columns of tiles: found again for every tile, where ptxas would spill them.
+  __device__ __forceinline__ int rows() const {
+    if constexpr (kGrouped) {
+      return rows_;
+    } else {
+      return (args_.m + kTokens - 1) / kTokens;
+    }
+  }
+  __device__ __forceinline__ int columns() const { return (args_.n + P::kTileN - 1) / P::kTileN; }
+
   Args const& args_;
   int* prefix_;
-  int columns_, rows_;
+  int rows_ = 0;
 };
 
 }  // namespace humming::sm90
