@@ -19,7 +19,7 @@ from humming_sm75_sm89.spread import spread
 from humming_sm90.layout import WgmmaLayout
 from humming_sm90.tuning import STEP, TILE_M, WgmmaTuning
 
-__all__ = ["microseconds"]
+__all__ = ["GATHER_CYCLES", "microseconds"]
 
 #: Cycles of a step per row of weights: 128 tokens by 128 of K, 4096 products per cycle. How much
 #: longer it takes if sums are promoted, and what is between steps.
@@ -29,6 +29,9 @@ _PROMOTION, _STEP_CYCLES = 1.22, 12.0
 _FILL_BYTES = 46.0
 #: Of a tile: the last stores, and where rows are grouped finding the next one.
 _TILE_CYCLES, _FIND_CYCLES = 700.0, 800.0
+#: Of a step, per row of activations that is chosen by index, which threads copy and TMA does not:
+#: 128 rows of an expert take 9 to 22 % longer, 16 take 1 to 5 % (H200, 2026-11-30).
+GATHER_CYCLES = 1.0
 #: How much of the shorter of copying and multiplying is not hidden behind the longer.
 _NOT_HIDDEN = 0.05
 #: Of the bandwidth of memory, what a long and a short call get.
@@ -49,12 +52,14 @@ def microseconds(  # budget: what a backend is asked about
     clock = (profile.rates.clock_mhz or _CLOCK_MHZ) * _LOAD_CLOCK
     dense = compute.gemm is GemmKind.DENSE
     per_tile = _TILE_CYCLES + _FIND_CYCLES * (not dense)
+    gathered = 0.0
     tiles, cycles, rows = 0.0, 0.0, 0.0
     for experts, count in spread(layer, compute, problem):
         whole, rest = divmod(count, TILE_M)
         for number, size in ((whole, TILE_M), (rest > 0, rest)):
             tiles += experts * number
             step = _step_cycles(tuning, size, alone=not whole)
+            gathered += experts * number * layout.groups * size * GATHER_CYCLES
             cycles += experts * number * (layout.groups * step + per_tile)
         rows += experts * count
     columns = ceil_div(layer.n, tuning.tile_n)
@@ -66,7 +71,9 @@ def microseconds(  # budget: what a backend is asked about
     share = _SHORT if dense else _LONG
     memory_us = moved / ((profile.rates.dram_gbps or _DRAM_GBPS) * share * 1e3)
     longer, shorter = max(compute_us, memory_us), min(compute_us, memory_us)
-    return _LAUNCH_US + longer + _NOT_HIDDEN * shorter
+    indexed = compute.gemm is GemmKind.INDEXED
+    gather_us = indexed * waves * gathered / tiles / clock
+    return _LAUNCH_US + longer + _NOT_HIDDEN * shorter + gather_us
 
 
 def _step_cycles(tuning: WgmmaTuning, rows: int, *, alone: bool) -> float:

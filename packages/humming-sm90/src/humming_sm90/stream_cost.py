@@ -54,10 +54,12 @@ _BY_HALVES = 1.4
 #: Instructions of a warp for 16 rows by 128 of K beside those that decode, and cycles for each:
 #: most are of a pipe that takes two.
 _EXPERT_UNIT, _EXPERT_CYCLES = 95.0, 1.45
-#: What finding rows by index costs, here and with mma.sync: int4 by bf16 took 2127 us, not 1572,
-#: for 1024 tokens, and 994, not 870, for 64; the second product, of other rows for each choice, 18
-#: and 9 % more.
-_INDEXED, _INDEXED_MMA = 1.25, 1.12
+#: What finding rows by index costs, here and with mma.sync: MXFP4 by bf16 took 2248 us, not 1803,
+#: for 1024 tokens; int4 895, not 856, for 64, and up to 2 % more for 8 and for the second product.
+_INDEXED, _INDEXED_MMA = 1.25, 1.03
+#: Microseconds to find the tiles of 256 experts whose rows lie together: for 1 token 46 and 30, not
+#: 43 and 27.
+_FIND_US = 3.0
 #: How much of the shorter of memory and SMs is not hidden.
 _EXPERT_NOT_HIDDEN = 0.08
 
@@ -103,6 +105,8 @@ def mma_microseconds(  # budget: what a backend is asked about
         time *= _BY_HALVES
     if compute.gemm is GemmKind.INDEXED:
         time *= _INDEXED_MMA
+    elif compute.gemm is not GemmKind.DENSE:
+        time += _FIND_US
     return time + _MMA_LAUNCH_US.get(layer.activation.format.bits, 0.0)
 
 
@@ -158,7 +162,8 @@ def _expert_us(  # budget: what a backend is asked about
         compute_us *= _INDEXED
     memory = cost.memory_us(profile, layer, layout, problem, compute)
     longer, shorter = max(compute_us, memory), min(compute_us, memory)
-    return _LAUNCH_US + longer + _EXPERT_NOT_HIDDEN * shorter
+    find = 0.0 if compute.gemm is GemmKind.INDEXED else _FIND_US
+    return _LAUNCH_US + longer + _EXPERT_NOT_HIDDEN * shorter + find
 
 
 def _expert_instructions(

@@ -15,6 +15,7 @@ from humming_sm75_sm89.folding import can_fold
 from humming_sm75_sm89.layout import MmaLayout
 from humming_sm75_sm89.spread import spread
 from humming_sm75_sm89.tuning import COUNTER_BYTES
+from humming_sm90.cost import GATHER_CYCLES
 from humming_sm90.stream_tuning import StreamTuning
 from humming_sm90.wide_kernel import (
     chunk,
@@ -251,7 +252,8 @@ def _step_cycles(  # budget: what decides it, and tokens
     fill = (tuning.stage_bytes(layout) - left_out) / _FILL_BYTES
     if tuning.ctas > 1:
         decode *= _SHARED_DECODE
-    return max(mma * _GROUPED if grouped else mma, decode + blocked * mma, fill)
+    gather = GATHER_CYCLES * tokens * (compute.gemm is GemmKind.INDEXED)
+    return max(mma * _GROUPED if grouped else mma, decode + blocked * mma, fill) + gather
 
 
 def decode_instructions(layout: MmaLayout, tuning: WideTuning | StreamTuning) -> float:
