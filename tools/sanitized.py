@@ -22,6 +22,7 @@ import humming
 from humming.configs import TuningConfig
 from humming_sm75_sm89.tuning import MmaTuning as Mma
 from humming_sm90.stream_tuning import StreamTuning as Stream
+from humming_sm90.tuning import WgmmaTuning as Wgmma
 from humming_sm90.wide_tuning import WideTuning as Wide
 
 LIMIT = 4e-3
@@ -63,12 +64,16 @@ HOPPER: tuple[Case, ...] = (
     ("", FP8, FP8_TOKEN, BF16, 20, Stream(groups_k=4, tokens=32, stages=3)),
     ("", S8, S8_TOKEN, BF16, 130, Wide(tokens=128, stages=6)),
 )
-#: With experts, whose rows MMAs are as wide as.
-EXPERTS: tuple[TuningConfig, ...] = (
-    Stream(groups_n=2, groups_k=1, tokens=32, stages=3, ctas=2, folds=True),
-    Stream(groups_n=2, groups_k=1, tokens=16, stages=4, ctas=2),
-    Wide(tokens=160, fits=True, stages=6, folds=True),
-    Wide(tokens=64, fits=True, stages=6),
+MXFP4, BLOCKS, FP8_GROUPS = "e2m1-g32-e8m0", "e4m3fn-b128x128-f32", "e4m3fn-g128-f32"
+#: With experts: (weight, activation, tuning); None is SM80's kernels.
+EXPERTS: tuple[tuple[str, str, TuningConfig | None], ...] = (
+    (MXFP4, "", None),
+    (MXFP4, "", Stream(groups_n=2, groups_k=1, tokens=32, stages=3, ctas=2, folds=True)),
+    (MXFP4, "", Stream(groups_n=2, groups_k=1, tokens=16, stages=4, ctas=2)),
+    (MXFP4, "", Wide(tokens=160, fits=True, stages=6, folds=True)),
+    (MXFP4, "", Wide(tokens=64, fits=True, stages=6)),
+    (MXFP4, FP8_TOKEN, Wide(tokens=16, stages=8, ctas=2, folds=True)),
+    (BLOCKS, FP8_GROUPS, Wgmma(tile_n=256, stages=4)),
 )
 
 
@@ -95,9 +100,11 @@ def dense(case: Case, n: int, k: int) -> float:
     return error(layer(x), reference(x))
 
 
-def experts(k: int, tuning: TuningConfig | None = None) -> Iterator[tuple[str, float]]:
+def experts(
+    k: int, scheme: str, activation: str, tuning: TuningConfig | None
+) -> Iterator[tuple[str, float]]:
     """(kind, error) of products of four experts, by SM80's kernels or Hopper's with a tuning."""
-    weight = humming.quantize(torch.randn(4, 136, k, device="cuda") * 0.02, "mxfp4")
+    weight = humming.quantize(torch.randn(4, 136, k, device="cuda") * 0.02, scheme)
     x = torch.randn(19, k, dtype=BF16, device="cuda")
     offsets = torch.tensor([0, 3, 3, 11, 19], device="cuda")
     counts = torch.tensor([3, 0, 5, 9], device="cuda")
@@ -109,14 +116,14 @@ def experts(k: int, tuning: TuningConfig | None = None) -> Iterator[tuple[str, f
         ("masked", masked, {"expert_counts": counts}),
     )
     for kind, rows, groups in problems:
-        expected = humming.matmul(rows, weight, backend="reference", **groups)
+        plain: dict[str, Any] = {"activation": activation or None}
+        expected = humming.QuantLinear(weight, backend="reference", **plain)(rows, **groups)
         if tuning is None:
-            result = humming.matmul(rows, weight, profile=A100, backend="sm75_sm89", **groups)
-        elif isinstance(tuning, Wide) and kind == "indexed":
-            continue
+            layer = humming.QuantLinear(weight, profile=A100, backend="sm75_sm89", **plain)
         else:
-            result = humming.QuantLinear(weight, backend="sm90", tuning=tuning)(rows, **groups)
-        yield f"{kind}, {tuning or 'SM80'}", error(result, expected)
+            layer = humming.QuantLinear(weight, backend="sm90", tuning=tuning, **plain)
+        wrong = error(layer(rows, **groups), expected)
+        yield f"{kind}, {scheme} {activation}, {tuning or 'SM80'}", wrong
 
 
 def main() -> int:
@@ -139,8 +146,8 @@ def main() -> int:
             flush=True,
         )
         worst = max(worst, wrong)
-    for tuning in (None, *(() if options.older else EXPERTS)):
-        for kind, wrong in experts(k, tuning):
+    for of_experts in EXPERTS[: 1 if options.older else None]:
+        for kind, wrong in experts(k, *of_experts):
             print(f"{kind}: {wrong:.1e}", flush=True)
             worst = max(worst, wrong)
     torch.cuda.synchronize()
