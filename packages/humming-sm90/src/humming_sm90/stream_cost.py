@@ -101,7 +101,7 @@ def mma_microseconds(  # budget: what a backend is asked about
 ) -> float:
     """The estimate of humming-sm75-sm89, as a time that can be compared with others."""
     time = cost.microseconds(profile, layer, compute, layout, problem, tuning)
-    if compute.gemm is not GemmKind.DENSE and layout.target.name in ("e4m3fn", "e5m2"):
+    if layout.target.name in ("e4m3fn", "e5m2"):
         time *= _BY_HALVES
     if compute.gemm is GemmKind.INDEXED:
         time *= _INDEXED_MMA
