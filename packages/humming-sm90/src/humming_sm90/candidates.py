@@ -14,7 +14,8 @@ from humming_sm90.tuning import WgmmaTuning
 __all__ = ["proposals"]
 
 #: Rows of weights of a tile, and the most stages: more were no faster where they were measured. Nor
-#: were tiles of 256 tokens by 128 rows of weights (H200: dense 10 % slower, experts up to 26 %).
+#: were tiles of 256 tokens by 128 rows of weights (H200: dense 10 % slower, experts up to 26 %,
+#: where their rows lie together).
 _SHAPES = ((256, 4), (128, 6), (64, 8))
 #: Of a device whose profile does not say.
 _SOME_SHARED_BYTES = 227 * 1024
