@@ -19,7 +19,7 @@ from humming_sm75_sm89.spread import spread
 from humming_sm90.layout import WgmmaLayout
 from humming_sm90.tuning import STEP, TILE_M, WgmmaTuning
 
-__all__ = ["GATHER_CYCLES", "microseconds"]
+__all__ = ["GATHER_CYCLES", "find_us", "microseconds"]
 
 #: Cycles of a step per row of weights: 128 tokens by 128 of K, 4096 products per cycle. How much
 #: longer it takes if sums are promoted, and what is between steps.
@@ -32,6 +32,10 @@ _TILE_CYCLES, _FIND_CYCLES = 700.0, 800.0
 #: Of a step, per row of activations that is chosen by index, which threads copy and TMA does not:
 #: 128 rows of an expert take 9 to 22 % longer, 16 take 1 to 5 % (H200, 2026-11-30).
 GATHER_CYCLES = 1.0
+#: To find the tiles of 32 experts whose rows lie together, or are sorted: with 256 of them and 1
+#: token int4 products by mma.sync took 46 and 30 us, and 43 and 27 where tiles are given (H200,
+#: 2026-11-30).
+_FIND_US = 0.37
 #: How much of the shorter of copying and multiplying is not hidden behind the longer.
 _NOT_HIDDEN = 0.05
 #: Of the bandwidth of memory, what a long and a short call get.
@@ -74,6 +78,11 @@ def microseconds(  # budget: what a backend is asked about
     indexed = compute.gemm is GemmKind.INDEXED
     gather_us = indexed * waves * gathered / tiles / clock
     return _LAUNCH_US + longer + _NOT_HIDDEN * shorter + gather_us
+
+
+def find_us(layer: LayerConfig) -> float:
+    """What a kernel takes to find the tiles of a layer's experts, in microseconds."""
+    return _FIND_US * ceil_div(layer.experts, 32)
 
 
 def _step_cycles(tuning: WgmmaTuning, rows: int, *, alone: bool) -> float:

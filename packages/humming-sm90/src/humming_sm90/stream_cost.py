@@ -16,6 +16,7 @@ from humming_sm75_sm89 import cost
 from humming_sm75_sm89.layout import MmaLayout
 from humming_sm75_sm89.spread import spread
 from humming_sm75_sm89.tuning import MmaTuning
+from humming_sm90.cost import find_us
 from humming_sm90.stream_kernel import promotes, widths
 from humming_sm90.stream_tuning import StreamTuning
 from humming_sm90.wide_candidates import decode_instructions
@@ -57,9 +58,6 @@ _EXPERT_UNIT, _EXPERT_CYCLES = 95.0, 1.45
 #: What finding rows by index costs, here and with mma.sync: MXFP4 by bf16 took 2248 us, not 1803,
 #: for 1024 tokens; int4 895, not 856, for 64, and up to 2 % more for 8 and for the second product.
 _INDEXED, _INDEXED_MMA = 1.25, 1.03
-#: Microseconds to find the tiles of 256 experts whose rows lie together: for 1 token 46 and 30, not
-#: 43 and 27.
-_FIND_US = 3.0
 #: How much of the shorter of memory and SMs is not hidden.
 _EXPERT_NOT_HIDDEN = 0.08
 
@@ -106,7 +104,7 @@ def mma_microseconds(  # budget: what a backend is asked about
     if compute.gemm is GemmKind.INDEXED:
         time *= _INDEXED_MMA
     elif compute.gemm is not GemmKind.DENSE:
-        time += _FIND_US
+        time += find_us(layer)
     return time + _MMA_LAUNCH_US.get(layer.activation.format.bits, 0.0)
 
 
@@ -162,7 +160,7 @@ def _expert_us(  # budget: what a backend is asked about
         compute_us *= _INDEXED
     memory = cost.memory_us(profile, layer, layout, problem, compute)
     longer, shorter = max(compute_us, memory), min(compute_us, memory)
-    find = 0.0 if compute.gemm is GemmKind.INDEXED else _FIND_US
+    find = 0.0 if compute.gemm is GemmKind.INDEXED else find_us(layer)
     return _LAUNCH_US + longer + _EXPERT_NOT_HIDDEN * shorter + find
 
 

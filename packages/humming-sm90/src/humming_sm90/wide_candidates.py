@@ -15,7 +15,7 @@ from humming_sm75_sm89.folding import can_fold
 from humming_sm75_sm89.layout import MmaLayout
 from humming_sm75_sm89.spread import spread
 from humming_sm75_sm89.tuning import COUNTER_BYTES
-from humming_sm90.cost import GATHER_CYCLES
+from humming_sm90.cost import GATHER_CYCLES, find_us
 from humming_sm90.stream_tuning import StreamTuning
 from humming_sm90.wide_kernel import (
     chunk,
@@ -48,8 +48,8 @@ _GROUPED_SHAPES = (
 #: Halves of the smallest tiles that rows may fill.
 _MOST_FEW_TILES = 4
 #: Registers of sums that a thread has room for where an SM has two CTAs, and that integer zero
-#: points take; as the compilers spill.
-_SHARED_SUMS, _SHARED_ZEROS = 48, 16
+#: points take; and the most tokens of a tile if they are chosen by index. As the compilers spill.
+_SHARED_SUMS, _SHARED_ZEROS, _SHARED_GATHERED = 48, 16, 48
 _SPLITS = (2, 3, 4, 6, 8)
 #: The fewest 128s of K that are worth a CTA of their own.
 _FEWEST_UNITS = 4
@@ -141,6 +141,8 @@ def _has_registers(
     promoted, zeros = promotes(layer, compute, layout, tuning), layout.weight.zero is Zero.FLOAT
     if tuning.ctas > 1:
         room = _SHARED_SUMS - _SHARED_ZEROS * (layout.weight.zero is Zero.INTEGER)
+        if compute.gemm is GemmKind.INDEXED and tuning.tokens > _SHARED_GATHERED:
+            return False
         return tuning.tokens // 2 * (1 + promoted + 2 * zeros) <= room
     if not promoted:
         return True
@@ -226,7 +228,8 @@ def microseconds(  # budget: what a backend is asked about
     parts_us = _PART_US * tuning.splits * (tuning.splits > 1)
     memory_us += _TILE_US * (tuning.splits > 1)
     rest_us = _NOT_HIDDEN * grouped * min(compute_us, memory_us)
-    return _LAUNCH_US + max(compute_us, memory_us) + rest_us + parts_us
+    find = find_us(layer) if grouped else 0.0
+    return _LAUNCH_US + max(compute_us, memory_us) + rest_us + parts_us + find
 
 
 def _step_cycles(  # budget: what decides it, and tokens
