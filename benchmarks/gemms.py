@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from measure import cold_us, errors, sampled_rows
+from measure import chosen_experts, cold_us, errors, sampled_rows
 from workloads import FORMATS, Work
 
 import humming
@@ -231,8 +231,7 @@ class Product:
         rows = torch.arange(problem.m) if home == "cpu" else sampled_rows(problem.m)
         routing, touched = None, 1
         if work.experts:
-            scores = torch.rand(tokens, work.experts, device=home, generator=generator)
-            ids = scores.topk(work.top_k).indices.int()
+            ids = chosen_experts(tokens, work.experts, work.top_k, home)
             touched = int(ids.unique().numel())
             if work.kind is GemmKind.INDEXED:
                 routing = ids.reshape(-1, 1) if work.down else ids

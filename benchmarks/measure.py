@@ -18,7 +18,7 @@ from humming.backend import LaunchShape
 from humming.jit import Program, compile_program
 from humming.launching import CudaRuntime
 
-__all__ = ["cold_us", "device_arch", "errors", "read_floor_us", "row", "sampled_rows"]
+__all__ = ["chosen_experts", "cold_us", "device_arch", "errors", "read_floor_us", "row", "sampled_rows"]
 
 _FLUSH_BYTES = 512 << 20
 
@@ -51,6 +51,13 @@ _READER_SHAPES = ((1, 1024, 4), (2, 1024, 2), (4, 512, 2), (4, 512, 4), (8, 256,
 def row(**fields: object) -> None:
     """Print one figure as a line that starts with ROW."""
     print("ROW " + json.dumps(fields), flush=True)
+
+
+def chosen_experts(tokens: int, experts: int, top_k: int, device: str) -> torch.Tensor:
+    """Random ids of experts [tokens, top_k], those that peers get for as many tokens."""
+    generator = torch.Generator(device).manual_seed(tokens)
+    scores = torch.rand(tokens, experts, device=device, generator=generator)
+    return scores.topk(top_k).indices.int()
 
 
 @cache

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from measure import cold_us, errors, row
+from measure import chosen_experts, cold_us, errors, row
 from peer_process import lines_of_humming_kernels
 
 import humming
@@ -91,8 +91,8 @@ def nbytes(weight: CanonicalWeight) -> float:
 
 def routing(m: int, top_k: int, experts: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids, different for a token, and weights that add up to 1."""
-    weights, ids = torch.rand(m, experts, device=device).topk(top_k)
-    return ids.to(torch.int32), weights / weights.sum(1, keepdim=True)
+    weights = torch.rand(m, top_k, device=device)
+    return chosen_experts(m, experts, top_k, device), weights / weights.sum(1, keepdim=True)
 
 
 def expected(
@@ -121,7 +121,6 @@ def layer_rows(name: str, block: Block, ms: list[int], device: str) -> None:
     layer = QuantMoE(pair[0], pair[1], gating=block.gating, activation=block.activation, **options)
     for m in ms:
         x = torch.randn(m, block.hidden, device=home).bfloat16()
-        torch.manual_seed(m)  # the peer gets the same ids
         ids, weights = routing(m, block.top_k, experts, home)
         found = layer(x, ids, weights)
         some = slice(None, None, max(m // 16, 1))

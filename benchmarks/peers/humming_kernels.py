@@ -113,7 +113,6 @@ class Peer:
                 ("tune", "get_heuristics_config"),
                 ("forward", "may_process_input"),
                 ("ops", "launch_kernel"),
-                ("testing.data", "generate_random_topk_ids"),
                 ("testing.data", "generate_moe_tensors"),
                 ("testing.data", "random_fill_tensor"),
             )
@@ -186,8 +185,7 @@ class Peer:
         (m, top_k), (up, down) = size, layers
         process, launch = self.api["may_process_input"], self.api["launch_kernel"]
         experts, hidden = up.humming_config.num_experts, _inputs(up)
-        torch.manual_seed(m)  # the ids that ours get
-        ids = torch.rand(m, experts, device="cuda").topk(top_k)[1].int()
+        ids = _chosen_experts(m, experts, top_k)
         order = ids.flatten().argsort(stable=True)
         places = order.argsort().int()  # of each choice among the rows in order
         weights = torch.rand(m, 1, top_k, device="cuda", dtype=torch.bfloat16)
@@ -275,7 +273,7 @@ class Peer:
         arguments = _tensors(layer)
         rows = m * top_k
         if kind != "dense":
-            ids = self.api["generate_random_topk_ids"](m, config.num_experts, top_k)
+            ids = _chosen_experts(m, config.num_experts, top_k)
             ids = ids if choices == top_k else ids.reshape(-1, 1)
             arguments |= self._tables(ids, kind, plan, choices)
         count = rows // choices if kind == "indexed" else rows
@@ -307,6 +305,13 @@ class Peer:
         torch.cuda.synchronize()
         samples: list[float] = [start.elapsed_time(end) for start, end in pairs]
         return statistics.median(samples) * 1e3
+
+
+def _chosen_experts(m: int, experts: int, top_k: int) -> torch.Tensor:
+    """Those that ours get: as chosen_experts() of measure.py, which imports our package."""
+    generator = torch.Generator("cuda").manual_seed(m)
+    scores = torch.rand(m, experts, device="cuda", generator=generator)
+    return scores.topk(top_k).indices.int()
 
 
 def _tensors(layer: Any) -> dict[str, Any]:
