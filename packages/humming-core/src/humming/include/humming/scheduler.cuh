@@ -258,28 +258,42 @@ __host__ __device__ constexpr Index source_row(Index slot, Index choices, int to
 
 // Fills prefix [groups + 1], in shared memory, with the rows of tiles before each group and of all;
 // returns the number of all. One whole warp calls it; the others may read after a __syncthreads().
-// Costs groups / 32 rounds of one load and five shuffles, once per CTA.
+// A lane has groups that lie side by side and loads several at a time, for the table may have to come
+// from memory, and nothing can begin before: up to 256 groups wait for it once.
 template <class Rows>
 __device__ int walk_groups(Rows const& rows, int groups, int tile_m, int lane, int* prefix) {
   constexpr unsigned kAll = 0xffffffffu;
-  int before = 0;
-  for (int first = 0; first < groups; first += 32) {
-    int const group = first + lane;
-    int sum = 0;
-    if (group < groups) {
-      RowRange const range = rows(group);
-      sum = int(ceil_div(range.end - range.begin, tile_m));
+  constexpr int kBatch = 8;
+  int const each = int(ceil_div(groups, 32)), begin = lane * each;
+  int const end = begin + each < groups ? begin + each : groups;
+  int sum = 0;
+  for (int first = begin; first < end; first += kBatch) {
+    int tiles[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      RowRange const range = rows(first + i < end ? first + i : end - 1);
+      tiles[i] = int(ceil_div(range.end - range.begin, tile_m));
     }
 #pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      int const other = __shfl_up_sync(kAll, sum, distance);
-      if (lane >= distance) sum += other;
+    for (int i = 0; i < kBatch; ++i) {
+      if (first + i >= end) break;
+      prefix[first + i + 1] = tiles[i];
+      sum += tiles[i];
     }
-    if (group < groups) prefix[group + 1] = before + sum;
-    before += __shfl_sync(kAll, sum, 31);
+  }
+  int until = sum;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    int const other = __shfl_up_sync(kAll, until, distance);
+    if (lane >= distance) until += other;
+  }
+  int before = until - sum;
+  for (int group = begin; group < end; ++group) {
+    before += prefix[group + 1];
+    prefix[group + 1] = before;
   }
   if (lane == 0) prefix[0] = 0;
-  return before;
+  return __shfl_sync(kAll, until, 31);
 }
 
 }  // namespace humming

@@ -17,10 +17,12 @@ __device__ __forceinline__ void consume(Arguments const& args, Items<P> const& i
     PanelPair const pair(args, item.tile);
     // Without a panel of its own a warpgroup multiplies the other's, and stores nothing.
     bool const own = int(place.group) < pair.count;
+    u32 const panel = own ? place.group : 0;
+    Epilogue<P> epilogue(args, item.tile, place, pair.first + panel);
     Totals<P> totals;
     // The same register in all threads, so that they are known to take the same way.
     int const tokens = __shfl_sync(0xffffffffu, item.tile.count, 0);
-    Multiplier<P> multiplier(shared, place, own ? place.group : 0, tokens, ring, totals);
+    Multiplier<P> multiplier(shared, place, panel, tokens, ring, totals);
     int const steps = item.end - item.begin;
     if constexpr (Plan<P>::kPromotes) {
       multiplier.promoting(steps);
@@ -30,9 +32,7 @@ __device__ __forceinline__ void consume(Arguments const& args, Items<P> const& i
     if constexpr (P::kSplits > 1) {
       if (item.parts > 1 && !add_parts(args, item, place, shared.flag(), totals)) return;
     }
-    if (own)
-      Epilogue<P>(args, item.tile, place, pair.first + place.group)
-          .store(totals, shared.result(place.group), shared.places(place.group));
+    if (own) epilogue.store(totals, shared.result(place.group), shared.places(place.group));
   });
 }
 

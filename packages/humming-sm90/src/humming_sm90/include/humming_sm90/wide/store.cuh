@@ -35,25 +35,24 @@ class Epilogue {
   /// Tokens at a time.
   static constexpr int kPass =
       L::kResultBytes / kOutBytes < P::kTokens ? L::kResultBytes / kOutBytes : P::kTokens;
+  /// Where rows are chosen by index, whether a thread keeps what it looks up of one.
+  static constexpr bool kKeepsPlace = L::kIndexed && P::kTokens <= kGroupThreads;
+  /// Whether there are registers to load what does not depend on sums before they are there: it may
+  /// come from memory, and while a warpgroup waits for it nobody asks for more weights.
+  static constexpr bool kLoadsEarly = P::kTokens <= 128;
 
  public:
   __device__ __forceinline__ Epilogue(Arguments const& args, Tile const& tile,
                                       Consumer const& place, int panel)
       : args_(args), tile_(tile), place_(place), first_n_(panel * kBlock) {
-    Index const row = (Index(tile.expert) * args.panels() + panel) * kBlock + warp() * 16 +
-                      place.lane / 4;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      factors_[half] = power_of_two_float(L::Decoder::kExponent);
-      if constexpr (P::kHasChannel) factors_[half] *= __ldg(args.channel + row + 8 * half);
-      if constexpr (P::kHasBias) biases_[half] = __ldg(args.bias + row + 8 * half);
-    }
+    if constexpr (kLoadsEarly) load();
   }
 
   /// Stores the results; `shared` and `places` are the warpgroup's own.
   __device__ __forceinline__ void store(Totals<P> const& totals, u32 shared, u32 places) {
     int const barrier = 1 + place_.group;
-    if constexpr (L::kIndexed) find_places(places);
+    if constexpr (!kLoadsEarly) load();
+    if constexpr (L::kIndexed) write_places(places);
 #pragma unroll
     for (int first = 0; first < P::kTokens; first += kPass) {
       if (first >= tile_.count) break;
@@ -65,6 +64,20 @@ class Epilogue {
   }
 
  private:
+  __device__ __forceinline__ void load() {
+    Index const panels = args_.panels();
+    Index const row = tile_.expert * panels * kBlock + first_n_ + warp() * 16 + place_.lane / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      factors_[half] = power_of_two_float(L::Decoder::kExponent);
+      if constexpr (P::kHasChannel) factors_[half] *= __ldg(args_.channel + row + 8 * half);
+      if constexpr (P::kHasBias) biases_[half] = __ldg(args_.bias + row + 8 * half);
+    }
+    if constexpr (kKeepsPlace) {
+      if (thread() < P::kTokens) look_up(thread(), slot_, scale_);
+    }
+  }
+
   __device__ __forceinline__ u32 warp() const { return place_.warp % 4; }
 
   /// Where 16 bytes of a token's row lie, so that what a warp stores or reads differs in banks.
@@ -72,18 +85,31 @@ class Epilogue {
     return token * kOutBytes + (sixteen ^ (token & 7)) * 16;
   }
 
-  /// Looks up where the tile's rows go and what their factors are; they are there after a barrier.
+  __device__ __forceinline__ int thread() const { return threadIdx.x % kGroupThreads; }
+
+  /// Where a row of the tile goes, and its factor; of one behind the last, those of that.
+  __device__ __forceinline__ void look_up(int token, i32& slot, float& scale) const {
+    int const row = token < tile_.count ? token : tile_.count - 1;
+    slot = __ldg(args_.choices.slots + tile_.first + row);
+    scale = 1.0f;
+    if constexpr (P::kHasRowScales) scale = __ldg(args_.x_scales + args_.choices.source(slot));
+  }
+
+  /// Writes where the tile's rows go and what their factors are; they are there after a barrier.
   /// Behind the barrier before it everyone has read those of the tile before.
-  __device__ __forceinline__ void find_places(u32 places) {
+  __device__ __forceinline__ void write_places(u32 places) {
     places_ = places;
     named_barrier<kGroupThreads>(1 + place_.group);
+    if constexpr (kKeepsPlace) {
+      if (thread() < P::kTokens) store_shared_64(places + 8 * thread(), slot_, bits_of(scale_));
+    } else {
 #pragma unroll 1
-    for (int token = threadIdx.x % kGroupThreads; token < P::kTokens; token += kGroupThreads) {
-      int const row = token < tile_.count ? token : tile_.count - 1;
-      i32 const slot = __ldg(args_.choices.slots + tile_.first + row);
-      float scale = 1.0f;
-      if constexpr (P::kHasRowScales) scale = __ldg(args_.x_scales + args_.choices.source(slot));
-      store_shared_64(places + 8 * token, slot, bits_of(scale));
+      for (int token = thread(); token < P::kTokens; token += kGroupThreads) {
+        i32 slot;
+        float scale;
+        look_up(token, slot, scale);
+        store_shared_64(places + 8 * token, slot, bits_of(scale));
+      }
     }
   }
 
@@ -170,7 +196,7 @@ class Epilogue {
   template <class Store>
   __device__ __forceinline__ void copy_chunk(int first, int turn, u32 shared,
                                              Store const& store) const {
-    int const chunk = turn * kGroupThreads + threadIdx.x % kGroupThreads;
+    int const chunk = turn * kGroupThreads + thread();
     int const token = chunk / kChunks, sixteen = chunk % kChunks;
     int const m = first + token, n = first_n_ + sixteen * kPerChunk;
     u32 words[4];
@@ -184,7 +210,8 @@ class Epilogue {
   Consumer const& place_;
   int first_n_;
   u32 places_;
-  float factors_[2], biases_[2];
+  i32 slot_;
+  float scale_, factors_[2], biases_[2];
 };
 
 }  // namespace humming::sm90::wide
