@@ -178,13 +178,13 @@ def _x_map(layer: LayerConfig, compute: ComputeConfig) -> MapOf:
 
 
 def _weight_map(tuning: WgmmaTuning) -> MapOf:
-    """Weights [E, N, K] of bytes; a dimension for experts, so that none ends in the next."""
+    """Weights [E, steps, N, 128] of bytes; rows behind the last are none of the next step."""
 
     def describe(shape: tuple[int, ...], stride: int) -> TensorMap:
-        experts, n, k = shape
+        experts, steps, n, _ = shape
         return TensorMap(
             element="uint8",
-            dims=(k, n, experts),
+            dims=(STEP, n, experts * steps),
             strides=(stride, n * stride),
             box=(STEP, tuning.tile_n, 1),
             swizzle="b128",

@@ -1,4 +1,4 @@
-"""How weights lie in memory for wgmma: rows of bytes, as they are stored, and f32 scales."""
+"""How weights lie in memory for wgmma: bytes of each step of K together, and f32 scales."""
 
 from __future__ import annotations
 
@@ -41,11 +41,14 @@ class WgmmaLayout:
     Tensors, with E experts (1 if dense), and G = ceil(k / 128):
 
     =======  ===========================  ======================================================
-    weight   uint8 [E, n, k128]           codes of 8 bits, row by row
+    weight   uint8 [E, G, n, 128]         codes of 8 bits: of column k in [k // 128, .., k % 128]
     scales   float32 [E, G, n256 / rows]  those of column k: k // 128; of row n: n // `scale_rows`
     channel  float32 [E, n256]            factor of a row
     bias     float32 [E, n256]
     =======  ===========================  ======================================================
+
+    What a CTA reads in a step lies together, and near what the others read then: rows of all of K
+    would be 128 bytes here and 128 there.
 
     The value of a weight is ``code * scale * channel``; an absent factor is 1. What is padded is 0.
 
@@ -71,7 +74,7 @@ class WgmmaLayout:
         """Names all that a kernel must know to read the tensors, sizes apart."""
         tensors = [f"scales{self.scale_rows}x{GROUP}"] * (self.scale_rows > 0)
         tensors += ["channel"] * self.has_channel
-        return f"sm90/rows{GROUP}/{'.'.join(tensors)}/v1"
+        return f"sm90/steps{GROUP}/{'.'.join(tensors)}/v1"
 
     @property
     def lead(self) -> int:

@@ -79,12 +79,12 @@ def _check(weight: CanonicalWeight, layer: LayerConfig) -> None:
 
 
 def _codes(weight: CanonicalWeight, layout: WgmmaLayout) -> torch.Tensor:
-    """uint8 [E, n, k128]"""
+    """uint8 [E, G, n, 128]"""
     codes = unpack(weight.packed, weight.scheme.code.bits, weight.k)
     rows = codes.reshape(layout.lead, layout.n, layout.k)
-    if layout.k == layout.k128:
-        return rows.contiguous()
-    return torch.nn.functional.pad(rows, (0, layout.k128 - layout.k))
+    if layout.k != layout.k128:
+        rows = torch.nn.functional.pad(rows, (0, layout.k128 - layout.k))
+    return rows.unflatten(2, (layout.groups, GROUP)).transpose(1, 2).contiguous()
 
 
 def _scales(weight: CanonicalWeight, layout: WgmmaLayout) -> torch.Tensor:
