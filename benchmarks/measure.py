@@ -18,7 +18,15 @@ from humming.backend import LaunchShape
 from humming.jit import Program, compile_program
 from humming.launching import CudaRuntime
 
-__all__ = ["chosen_experts", "cold_us", "device_arch", "errors", "read_floor_us", "row", "sampled_rows"]
+__all__ = [
+    "chosen_experts",
+    "cold_us",
+    "device_arch",
+    "errors",
+    "read_floor_us",
+    "row",
+    "sampled_rows",
+]
 
 _FLUSH_BYTES = 512 << 20
 
