@@ -249,7 +249,7 @@ def _context(
         counter_bytes=COUNTER_BYTES,
         raster_axis=Axis.ROWS,
         threads=tuning.threads,
-        shared_bytes=tuning.shared_bytes(layout, indexed=compute.gemm is GemmKind.INDEXED),
+        shared_bytes=_fixed_bytes(layer, compute, layout, tuning),
         mma_types=instruction.types,
         mma_k=instruction.k,
         mma_immediates=instruction.immediates,
@@ -293,8 +293,15 @@ def shared_bytes(
     layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning
 ) -> int:
     """Dynamic shared memory of a CTA."""
-    indexed = compute.gemm is GemmKind.INDEXED
-    return tuning.shared_bytes(layout, indexed=indexed) + _table_bytes(layer, compute)
+    return _fixed_bytes(layer, compute, layout, tuning) + _table_bytes(layer, compute)
+
+
+def _fixed_bytes(
+    layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning
+) -> int:
+    """The same without the table of experts."""
+    indexed, scaled = compute.gemm is GemmKind.INDEXED, layer.activation.is_quantized
+    return tuning.shared_bytes(layout, indexed=indexed, scaled=scaled)
 
 
 def shared_limit(profile: DeviceProfile, tuning: WideTuning) -> int | None:

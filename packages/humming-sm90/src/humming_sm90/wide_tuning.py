@@ -26,9 +26,11 @@ FEWEST_STAGES = 3
 _MOST_STAGES = 16
 #: Of the results of a warpgroup at a time: at most, and of a token in f32; twin of
 #: ``Plan::kResultBytes``. Then of a token where rows are chosen by index, for both warpgroups and
-#: for those who copy.
+#: for those who copy; and of one that has a scale, for both warpgroups.
 _RESULT_BYTES, _TOKEN_BYTES = 8192, 4 * 64
-_FLAG_BYTES, _PLACE_BYTES = 16, 2 * 8 + 4
+_FLAG_BYTES, _PLACE_BYTES, _FACTOR_BYTES = 16, 2 * 8 + 4, 2 * 4
+#: Of a stage: both barriers, and what is told of a tile that begins there.
+_STAGE_BYTES = 2 * 8 + 16
 #: Registers of a thread that copies and of one that multiplies, by the CTAs of an SM: 168 and 80 a
 #: thread are what they are launched with.
 _REGISTERS = {1: (40, 232), 2: (32, 104)}
@@ -122,20 +124,23 @@ class WideTuning(TuningConfig):
         """Of a thread that copies, and of one that multiplies."""
         return _REGISTERS[self.ctas]
 
-    def shared_bytes(self, layout: MmaLayout, *, indexed: bool = False) -> int:
+    def shared_bytes(
+        self, layout: MmaLayout, *, indexed: bool = False, scaled: bool = False
+    ) -> int:
         """Dynamic shared memory without the table of experts; twin of ``Plan::kSharedBytes``.
 
         Args:
             layout: of the weight.
             indexed: rows of activations are chosen by index.
+            scaled: each of them has a scale.
         """
         results = 2 * min(_RESULT_BYTES, _TOKEN_BYTES * self.tokens)
-        places = _PLACE_BYTES * self.tokens * indexed
+        places = self.tokens * (_PLACE_BYTES if indexed else _FACTOR_BYTES * scaled)
         return self.stages * self.stage_bytes(layout) + results + places + _FLAG_BYTES
 
     def stage_bytes(self, layout: MmaLayout) -> int:
-        """Of the ring, both barriers of a stage included."""
-        return self.tokens * 128 + TILE_N * _row_bytes(layout) + 2 * 8
+        """Of the ring, and what else a stage has."""
+        return self.tokens * 128 + TILE_N * _row_bytes(layout) + _STAGE_BYTES
 
 
 def _row_bytes(layout: MmaLayout) -> int:

@@ -50,6 +50,11 @@ __device__ __forceinline__ void cp_async_4(u32 to, void const* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
+/// cp.async.wait_all
+__device__ __forceinline__ void cp_async_wait_all() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 /// cp.async.cg of 16 bytes, or zeros in their place.
 __device__ __forceinline__ void cp_async_16(u32 to, u64 from, bool zeros) {
   asm volatile(

@@ -13,12 +13,12 @@ __device__ __forceinline__ void consume(Arguments const& args, Items<P> const& i
                                         Shared<P> const& shared) {
   Consumer const place;
   Ring<P::kStages> ring;
-  items.for_each([&](Item const& item) {
+  items.for_each_told(shared, ring, [&](Item const& item) {
     PanelPair const pair(args, item.tile);
     // Without a panel of its own a warpgroup multiplies the other's, and stores nothing.
     bool const own = int(place.group) < pair.count;
     u32 const panel = own ? place.group : 0;
-    Epilogue<P> epilogue(args, item.tile, place, pair.first + panel);
+    Epilogue<P> epilogue(args, item.tile, place, pair.first + panel, shared.places(place.group));
     Totals<P> totals;
     // The same register in all threads, so that they are known to take the same way.
     int const tokens = __shfl_sync(0xffffffffu, item.tile.count, 0);
@@ -32,7 +32,7 @@ __device__ __forceinline__ void consume(Arguments const& args, Items<P> const& i
     if constexpr (P::kSplits > 1) {
       if (item.parts > 1 && !add_parts(args, item, place, shared.flag(), totals)) return;
     }
-    if (own) epilogue.store(totals, shared.result(place.group), shared.places(place.group));
+    if (own) epilogue.store(totals, shared.result(place.group));
   });
 }
 

@@ -65,8 +65,11 @@ struct Item {
 
 template <class P>
 struct Plan;
+template <class P>
+struct Shared;
 
-/// The items of a launch: those of a split-K Schedule in units of 128 of K.
+/// The items of a launch: those of a split-K Schedule in units of 128 of K. Who copies finds them, which
+/// takes hundreds of cycles where rows are grouped, and tells who multiplies, who would wait for it.
 template <class P>
 class Items {
   static constexpr int kSteps = kUnitK / Plan<P>::kStepK;  // of a unit
@@ -76,7 +79,7 @@ class Items {
   __device__ __forceinline__ Items(Arguments const& args, int* prefix)
       : tiles_(args, prefix), units_(args.units()) {}
 
-  /// Calls `body` with each item of this CTA.
+  /// Calls `body` with each item of this CTA, as it is found.
   template <class Body>
   __device__ __forceinline__ void for_each(Body const& body) const {
     // Known where nothing is split, which saves who copies a division and what it leaves in registers.
@@ -89,6 +92,34 @@ class Items {
       u32 const end = begin + length + (part < longer);
       body(Item{tiles_.tile(tile), tile, int(part), int(parts), int(kSteps * begin),
                 int(kSteps * end)});
+    }
+  }
+
+  /// Calls `body` with each item of this CTA, as it is told at the first of its stages, where `ring`
+  /// is before. Every thread that multiplies calls it.
+  template <class Body>
+  __device__ __forceinline__ void for_each_told(Shared<P> const& shared, Ring<P::kStages> const& ring,
+                                                Body const& body) const {
+    if constexpr (P::kSplits > 1) {
+      for_each(body);
+    } else {
+      u32 const count = tiles_.count();
+      int const steps = kSteps * units_;
+      for (u32 number = blockIdx.x; number < count; number += gridDim.x) {
+        mbarrier_wait(shared.full(ring.stage), ring.parity);
+        u32 words[4];
+        load_shared_128(words, shared.told(ring.stage));
+        Tile const tile{int(words[0]), int(words[1]), Index(words[2]), int(words[3]), false};
+        body(Item{tile, number, 0, 1, 0, steps});
+      }
+    }
+  }
+
+  /// Tells an item that begins at a stage; an arrival at the stage's barrier follows.
+  static __device__ __forceinline__ void tell(Shared<P> const& shared, u32 stage, Tile const& tile) {
+    if constexpr (P::kSplits == 1) {
+      u32 const words[4] = {u32(tile.expert), u32(tile.column), u32(tile.first), u32(tile.count)};
+      store_shared_128(shared.told(stage), words);
     }
   }
 
@@ -169,10 +200,12 @@ struct Plan {
   static constexpr int kResults = P::kStages * kXBytes;
   static constexpr int kWeights = kResults + kPanels * kResultBytes;
   static constexpr int kPlaces = kWeights + P::kStages * kPanels * kPanelBytes;
-  static constexpr int kPlaceBytes = kIndexed ? 8 * P::kTokens : 0;  // of a warpgroup
+  /// Of a warpgroup: a factor of each row of a tile, and where it goes if rows are chosen by index.
+  static constexpr int kPlaceBytes = (kIndexed ? 8 : P::kHasRowScales ? 4 : 0) * P::kTokens;
   static constexpr int kDistances = kPlaces + kPanels * kPlaceBytes;
   static constexpr int kFlag = kDistances + (kIndexed ? Gather::kSharedBytes : 0);
-  static constexpr int kFull = kFlag + 16;
+  static constexpr int kTold = kFlag + 16;
+  static constexpr int kFull = kTold + 16 * P::kStages;
   static constexpr int kEmpty = kFull + 8 * P::kStages;
   static constexpr int kSharedBytes = kEmpty + 8 * P::kStages;
   static_assert(kSharedBytes <= 232448, "Plan: more shared memory than a CTA can have");
@@ -203,6 +236,8 @@ struct Shared {
     return base + L::kPlaces + group * L::kPlaceBytes;
   }
   __device__ __forceinline__ u32 distances() const { return base + L::kDistances; }
+  /// Of the item that begins at a stage, if one does.
+  __device__ __forceinline__ u32 told(u32 stage) const { return base + L::kTold + 16 * stage; }
   __device__ __forceinline__ u32 flag() const { return base + L::kFlag; }
   __device__ __forceinline__ u32 full(u32 stage) const { return base + L::kFull + 8 * stage; }
   __device__ __forceinline__ u32 empty(u32 stage) const { return base + L::kEmpty + 8 * stage; }

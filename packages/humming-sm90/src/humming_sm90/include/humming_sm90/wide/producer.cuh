@@ -151,8 +151,8 @@ class RowCopies {
   u8 const *scales_, *zeros_;
 };
 
-/// Fills the parts of stages that `Copies` knows. One thread calls it.
-template <class P, class Copies>
+/// Fills the parts of stages that `Copies` knows, and tells items if kTells. One thread calls it.
+template <class P, class Copies, bool kTells = false>
 __device__ __forceinline__ void fill(Arguments const& args, Items<P> const& items,
                                      Shared<P> const& shared) {
   Ring<P::kStages> ring;
@@ -160,6 +160,7 @@ __device__ __forceinline__ void fill(Arguments const& args, Items<P> const& item
     Copies copies(args, item.tile);
     for (int step = item.begin; step < item.end; ++step) {
       mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
+      if (kTells && step == item.begin) items.tell(shared, ring.stage, item.tile);
       mbarrier_arrive_expect_tx(shared.full(ring.stage), copies.bytes());
       copies.start(shared, ring.stage, step);
       ring.advance();
@@ -214,7 +215,7 @@ __device__ __forceinline__ void produce(Arguments const& args, Items<P> const& i
     if (warp == 0 || warp == 3) return gather<P>(args, items, shared, warp & 1);
   }
   if (threadIdx.x % 32 != 0) return;
-  if (warp == 1) fill<P, CodeCopies<P, 0, kIndexed ? kPanels : 1>>(args, items, shared);
+  if (warp == 1) fill<P, CodeCopies<P, 0, kIndexed ? kPanels : 1>, true>(args, items, shared);
   if constexpr (!kIndexed) {
     if (warp == 0) fill<P, TokenCopies<P>>(args, items, shared);
     if (warp == 3) fill<P, CodeCopies<P, 1, kPanels>>(args, items, shared);

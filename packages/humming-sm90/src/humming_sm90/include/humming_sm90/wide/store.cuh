@@ -40,19 +40,24 @@ class Epilogue {
   /// Whether there are registers to load what does not depend on sums before they are there: it may
   /// come from memory, and while a warpgroup waits for it nobody asks for more weights.
   static constexpr bool kLoadsEarly = P::kTokens <= 128;
+  /// Whether factors of rows that lie together are copied to shared memory meanwhile.
+  static constexpr bool kCopiesFactors = P::kHasRowScales && !L::kIndexed;
 
  public:
+  /// `places` are the warpgroup's own.
   __device__ __forceinline__ Epilogue(Arguments const& args, Tile const& tile,
-                                      Consumer const& place, int panel)
-      : args_(args), tile_(tile), place_(place), first_n_(panel * kBlock) {
+                                      Consumer const& place, int panel, u32 places)
+      : args_(args), tile_(tile), place_(place), first_n_(panel * kBlock), places_(places) {
     if constexpr (kLoadsEarly) load();
+    if constexpr (kCopiesFactors) copy_factors();
   }
 
-  /// Stores the results; `shared` and `places` are the warpgroup's own.
-  __device__ __forceinline__ void store(Totals<P> const& totals, u32 shared, u32 places) {
+  /// Stores the results; `shared` is the warpgroup's own.
+  __device__ __forceinline__ void store(Totals<P> const& totals, u32 shared) {
     int const barrier = 1 + place_.group;
     if constexpr (!kLoadsEarly) load();
-    if constexpr (L::kIndexed) write_places(places);
+    if constexpr (kCopiesFactors) cp_async_wait_all();
+    if constexpr (L::kIndexed) write_places();
 #pragma unroll
     for (int first = 0; first < P::kTokens; first += kPass) {
       if (first >= tile_.count) break;
@@ -97,20 +102,28 @@ class Epilogue {
 
   /// Writes where the tile's rows go and what their factors are; they are there after a barrier.
   /// Behind the barrier before it everyone has read those of the tile before.
-  __device__ __forceinline__ void write_places(u32 places) {
-    places_ = places;
+  __device__ __forceinline__ void write_places() const {
     named_barrier<kGroupThreads>(1 + place_.group);
     if constexpr (kKeepsPlace) {
-      if (thread() < P::kTokens) store_shared_64(places + 8 * thread(), slot_, bits_of(scale_));
+      if (thread() < P::kTokens) store_shared_64(places_ + 8 * thread(), slot_, bits_of(scale_));
     } else {
 #pragma unroll 1
       for (int token = thread(); token < P::kTokens; token += kGroupThreads) {
         i32 slot;
         float scale;
         look_up(token, slot, scale);
-        store_shared_64(places + 8 * token, slot, bits_of(scale));
+        store_shared_64(places_ + 8 * token, slot, bits_of(scale));
       }
     }
+  }
+
+  /// Starts copies of the factors of the tile's rows, for those behind the last that of the last. Those
+  /// of the tile before have been read: every thread has come through a barrier behind that.
+  __device__ __forceinline__ void copy_factors() const {
+    float const* const from = args_.x_scales + tile_.first;
+#pragma unroll 1
+    for (int token = thread(); token < P::kTokens; token += kGroupThreads)
+      cp_async_4(places_ + 4 * token, from + (token < tile_.count ? token : tile_.count - 1));
   }
 
   /// The row of the result of a token of the tile.
@@ -124,11 +137,7 @@ class Epilogue {
 
   /// The factor of a token, which may be one behind the tile's last.
   __device__ __forceinline__ float factor(int token) const {
-    if constexpr (L::kIndexed) {
-      return __uint_as_float(load_shared_32(places_ + 8 * token + 4));
-    } else {
-      return __ldg(args_.x_scales + tile_.first + (token < tile_.count ? token : tile_.count - 1));
-    }
+    return __uint_as_float(load_shared_32(places_ + (L::kIndexed ? 8 * token + 4 : 4 * token)));
   }
 
   /// Results of the thread for 8 tokens.
