@@ -73,16 +73,16 @@ def test_other_groups_are_for_other_kernels(changes: Mapping[str, Any], sentence
         layout_of(config_of(case))
 
 
-def test_a_packed_weight_is_its_rows_with_padding_step_by_step() -> None:
+def test_a_packed_weight_is_its_rows_with_padding_panel_by_panel() -> None:
     case = replace(BLOCKS, n=300, k=392, bias=True, kind=GemmKind.GROUPED_MASKED)
     weight, layer = weight_of(case, "cpu"), config_of(case)
     packed = backend().pack(weight, layer)
-    assert packed.layout == backend().layout(layer) == "sm90/steps128/scales128x128/v1"
+    assert packed.layout == backend().layout(layer) == "sm90/panels64x128/scales128x128/v1"
     shapes = {name: tuple(tensor.shape) for name, tensor in packed.tensors.items()}
-    assert shapes == {"weight": (4, 4, 300, 128), "scales": (4, 4, 4), "bias": (4, 512)}
-    codes = torch.cat(packed.tensors["weight"].unbind(1), dim=-1)
-    assert torch.equal(codes[..., :392], weight.packed)
-    assert int(codes[..., 392:].sum()) == 0
+    assert shapes == {"weight": (4, 5, 4, 64, 128), "scales": (4, 4, 4), "bias": (4, 512)}
+    codes = packed.tensors["weight"].transpose(2, 3).reshape(4, 320, 512)
+    assert torch.equal(codes[:, :300, :392], weight.packed)
+    assert int(codes[..., 392:].sum()) == int(codes[:, 300:].sum()) == 0
     scales = packed.tensors["scales"]
     assert torch.equal(scales[:, :, :3], weight.scales.transpose(1, 2))
     with pytest.raises(ConfigError, match="scheme"):
@@ -176,9 +176,9 @@ def test_tensor_maps_are_made_once_of_weights_and_per_call_of_activations() -> N
     assert tensor is tensors["weight"]
     assert described == TensorMap(
         element="uint8",
-        dims=(128, 200, 9),
-        strides=(128, 128 * 200),
-        box=(128, 128, 1),
+        dims=(128, 64, 9, 4, 1),
+        strides=(128, 8192, 9 * 8192, 4 * 9 * 8192),
+        box=(128, 64, 1, 2, 1),
         swizzle="b128",
         l2_bytes=256,
     )

@@ -178,15 +178,16 @@ def _x_map(layer: LayerConfig, compute: ComputeConfig) -> MapOf:
 
 
 def _weight_map(tuning: WgmmaTuning) -> MapOf:
-    """Weights [E, steps, N, 128] of bytes; rows behind the last are none of the next step."""
+    """Weights [E, P, G, 64, 128] of bytes; panels behind the last are none of the next expert."""
 
     def describe(shape: tuple[int, ...], stride: int) -> TensorMap:
-        experts, steps, n, _ = shape
+        experts, panels, steps, rows, _ = shape
+        step = rows * stride
         return TensorMap(
             element="uint8",
-            dims=(STEP, n, experts * steps),
-            strides=(stride, n * stride),
-            box=(STEP, tuning.tile_n, 1),
+            dims=(STEP, rows, steps, panels, experts),
+            strides=(stride, step, steps * step, panels * steps * step),
+            box=(STEP, rows, 1, tuning.tile_n // rows, 1),
             swizzle="b128",
             l2_bytes=256,
         )

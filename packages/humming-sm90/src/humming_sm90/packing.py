@@ -13,7 +13,7 @@ from humming.formats.scheme import Granularity
 from humming.formats.tensors import decode
 from humming.packing import unpack
 from humming.weight import CanonicalWeight
-from humming_sm90.layout import BLOCK, GROUP, WgmmaLayout
+from humming_sm90.layout import BLOCK, GROUP, PANEL, WgmmaLayout
 
 __all__ = ["fitted", "pack_weight"]
 
@@ -79,12 +79,14 @@ def _check(weight: CanonicalWeight, layer: LayerConfig) -> None:
 
 
 def _codes(weight: CanonicalWeight, layout: WgmmaLayout) -> torch.Tensor:
-    """uint8 [E, G, n, 128]"""
+    """uint8 [E, P, G, 64, 128]"""
     codes = unpack(weight.packed, weight.scheme.code.bits, weight.k)
     rows = codes.reshape(layout.lead, layout.n, layout.k)
-    if layout.k != layout.k128:
-        rows = torch.nn.functional.pad(rows, (0, layout.k128 - layout.k))
-    return rows.unflatten(2, (layout.groups, GROUP)).transpose(1, 2).contiguous()
+    padding = (0, layout.k128 - layout.k, 0, layout.panels * PANEL - layout.n)
+    if any(padding):
+        rows = torch.nn.functional.pad(rows, padding)
+    shape = layout.lead, layout.panels, PANEL, layout.groups, GROUP
+    return rows.reshape(shape).transpose(2, 3).contiguous()
 
 
 def _scales(weight: CanonicalWeight, layout: WgmmaLayout) -> torch.Tensor:

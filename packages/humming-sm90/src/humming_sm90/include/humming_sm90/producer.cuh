@@ -20,8 +20,8 @@ __device__ __forceinline__ void copy_weights(Arguments const& args, Tiles<P> con
       u32 const full = shared.full(ring.stage);
       mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
       mbarrier_arrive_expect_tx(full, Plan<P>::kWeightBytes + Plan<P>::kScaleBytes);
-      cp_async_bulk_tensor(shared.weight(ring.stage), args.weight, 0, first_n,
-                           tile.expert * steps + step, full);
+      cp_async_bulk_tensor(shared.weight(ring.stage), args.weight, step, first_n / kPanelRows,
+                           tile.expert, full);
       if constexpr (P::kScaleRows == 1) {
         cp_async_bulk(shared.scales(ring.stage), scales, Plan<P>::kScaleBytes, full);
         scales += args.padded_n();

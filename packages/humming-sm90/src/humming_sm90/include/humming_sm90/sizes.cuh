@@ -27,6 +27,7 @@
 namespace humming::sm90 {
 
 inline constexpr int kStepK = kRowBytes;  // operands of 8 bits
+inline constexpr int kPanelRows = 64;     // of weights whose codes of a step lie together
 inline constexpr int kGroupThreads = 128;
 inline constexpr int kConsumers = 2;  // warpgroups that multiply, each 64 tokens of a tile
 inline constexpr int kGroupM = 64;

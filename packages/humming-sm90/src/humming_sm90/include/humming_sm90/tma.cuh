@@ -26,13 +26,13 @@ __device__ __forceinline__ void cp_async_bulk_tensor(u32 to, TensorMap const* ma
       : "memory");
 }
 
-/// cp.async.bulk.tensor.3d
-__device__ __forceinline__ void cp_async_bulk_tensor(u32 to, TensorMap const* map, i32 x, i32 y,
-                                                     i32 z, u32 barrier) {
+/// cp.async.bulk.tensor.5d, from the beginning of the inner two dimensions on.
+__device__ __forceinline__ void cp_async_bulk_tensor(u32 to, TensorMap const* map, i32 third, i32 fourth,
+                                                     i32 fifth, u32 barrier) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
-      "l"(map), "r"(x), "r"(y), "r"(z), "r"(barrier)
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %2, %3, %4, %5}], [%6];" ::"r"(to),
+      "l"(map), "r"(0), "r"(third), "r"(fourth), "r"(fifth), "r"(barrier)
       : "memory");
 }
 
