@@ -36,6 +36,7 @@ FP8, FP8_TOKEN, S8, S8_TOKEN = (
     "s8-token-f32",
 )
 INT4, INT4_ZERO = "u4-g128-bf16", "u4+z-g64-f16"
+MXFP4, BLOCKS, FP8_GROUPS = "e2m1-g32-e8m0", "e4m3fn-b128x128-f32", "e4m3fn-g128-f32"
 A100, T4, L40S = "nvidia-a100", "nvidia-t4", "nvidia-l40s"
 OLDER: tuple[Case, ...] = (
     (A100, INT4, "", BF16, 5, Mma(warps_k=16, tokens=8, stage_blocks=1, stages=4)),
@@ -63,8 +64,9 @@ HOPPER: tuple[Case, ...] = (
     ("", INT4, "", BF16, 130, Wide(tokens=128, stages=6, folds=True, splits=2)),
     ("", FP8, FP8_TOKEN, BF16, 20, Stream(groups_k=4, tokens=32, stages=3)),
     ("", S8, S8_TOKEN, BF16, 130, Wide(tokens=128, stages=6)),
+    ("", BLOCKS, FP8_GROUPS, BF16, 20, Wgmma(tile_n=64, tokens=64, stages=12, splits=3)),
+    ("", BLOCKS, FP8_GROUPS, BF16, 130, Wgmma(tile_n=128, stages=6, splits=2)),
 )
-MXFP4, BLOCKS, FP8_GROUPS = "e2m1-g32-e8m0", "e4m3fn-b128x128-f32", "e4m3fn-g128-f32"
 #: With experts: (weight, activation, tuning); None is SM80's kernels.
 EXPERTS: tuple[tuple[str, str, TuningConfig | None], ...] = (
     (MXFP4, "", None),

@@ -7,6 +7,7 @@ serialise, and shared memory that the device has.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -16,12 +17,14 @@ from wgmma_layers import H100, config_of
 from humming.backend import KernelSpec, Problem
 from humming.configs import GemmKind
 from humming.engine.workshop import workshop
+from humming.errors import ConfigError
 from humming.jit import Binary, compile_many
 from humming_sm90.backend import Sm90Backend
 from humming_sm90.tuning import WgmmaTuning
 
 pytestmark = pytest.mark.compile
 
+DENSE = GemmKind.DENSE
 #: Weights, activations, kind and result; the instruction with the widest tile.
 FAMILIES = (
     ("s8-channel-f32", "s8-g128-f32", GemmKind.DENSE, "bf16", "m64n128k32.s32.s8.s8"),
@@ -64,6 +67,19 @@ def specs_of(family: int) -> tuple[KernelSpec, ...]:
     return tuple(backend.kernel(layer, case.compute, tuning) for tuning in tunings)
 
 
+@cache
+def few_specs_of(family: int) -> tuple[KernelSpec, ...]:
+    """Those for few tokens and few rows of weights: some of each shape, with parts of K."""
+    case = replace(case_of(family), n=1280)
+    backend, layer = Sm90Backend(case.profile), config_of(case)
+    found: dict[tuple[int, int, bool], WgmmaTuning] = {}
+    for m in (16, 128):
+        for tuning in backend.candidates(layer, case.compute, Problem(m=m)):
+            assert isinstance(tuning, WgmmaTuning)
+            found[tuning.tile_n, tuning.tokens, tuning.splits > 1] = tuning
+    return tuple(backend.kernel(layer, case.compute, tuning) for tuning in found.values())
+
+
 def complaints(spec: KernelSpec, binary: Binary) -> str:
     """What is wrong with a binary, or nothing."""
     (usage,) = binary.usage
@@ -82,6 +98,30 @@ def test_a_family_compiles_lean(family: int) -> None:
     programs = [workshop().program(spec, "cubin") for spec in specs]
     found = [complaints(*pair) for pair in zip(specs, compile_many(programs), strict=True)]
     assert not any(found), "\n".join(filter(None, found))
+
+
+@pytest.mark.parametrize("family", [f for f in range(len(FAMILIES)) if FAMILIES[f][2] is DENSE])
+def test_kernels_for_few_tokens_and_parts_of_k_compile_lean(family: int) -> None:
+    specs = few_specs_of(family)
+    assert len(specs) == 9
+    some = specs[family % 3 :: 3]  # all of them would take a minute more
+    programs = [workshop().program(spec, "cubin") for spec in some]
+    found = [complaints(*pair) for pair in zip(some, compile_many(programs), strict=True)]
+    assert not any(found), "\n".join(filter(None, found))
+
+
+def test_parts_of_tiles_have_room_in_the_workspace() -> None:
+    case = case_of(0)
+    backend, layer = Sm90Backend(case.profile), config_of(case)
+    spec = backend.kernel(layer, case.compute, WgmmaTuning(tile_n=64, tokens=64, splits=2))
+    assert spec.workspace is not None
+    assert spec.workspace(Problem(m=64), layer) == 65536 + 2 * 128 * 4 * 64 * 64
+    assert spec.launch(Problem(m=64), layer).grid == (132, 1, 1)
+    with pytest.raises(ConfigError, match="no parts of K with more than 16384 tiles"):
+        spec.workspace(Problem(m=64 * 129), layer)
+    experts = replace(case, kind=GemmKind.INDEXED)
+    with pytest.raises(ConfigError, match="splits"):
+        backend.kernel(config_of(experts), experts.compute, WgmmaTuning(splits=2))
 
 
 @pytest.mark.parametrize("family", range(len(FAMILIES)), ids=lambda f: FAMILIES[f][-1])

@@ -8,7 +8,7 @@ SMs, so that CTAs go from tile to tile and the ring goes on where it was.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -28,6 +28,15 @@ TILES = (
     WgmmaTuning(tile_n=64, stages=3, raster=1),
     WgmmaTuning(tile_n=128, stages=2),
     WgmmaTuning(tile_n=256, stages=4),
+)
+#: Of dense layers alone: fewer tokens, parts of K, both.
+DENSE_TILES = (
+    WgmmaTuning(tile_n=64, tokens=64, stages=3, splits=3),
+    WgmmaTuning(tile_n=128, tokens=64, stages=2),
+    WgmmaTuning(tile_n=256, stages=2, splits=2),
+    WgmmaTuning(tile_n=64, tokens=64, stages=4, raster=1),
+    WgmmaTuning(tile_n=128, stages=3, splits=2),
+    WgmmaTuning(tile_n=256, tokens=64, stages=2, splits=2),
 )
 #: n, k, m: the last row of tiles and the last step are never whole; 301 and 77 leave results whose
 #: rows don't begin at multiples of 16 bytes.
@@ -60,7 +69,8 @@ class Trial:
     tuning: WgmmaTuning
 
     def __str__(self) -> str:
-        return f"{self.case}-m{self.m}-n{self.tuning.tile_n}"
+        tuning = self.tuning
+        return f"{self.case}-m{self.m}-n{tuning.tile_n}t{tuning.tokens}s{tuning.splits}"
 
 
 def _case(product: tuple[str, str], place: int, kind: GemmKind) -> tuple[Case, int]:
@@ -85,6 +95,8 @@ def _trials() -> Iterator[Trial]:
         yield Trial(*_case(product, place, DENSE), TILES[place % 3])
         tile = TILES[(place + place // 3) % 3]
         yield Trial(*_case(product, place + 1, KINDS[place % 3 + 1]), tile)
+        few = DENSE_TILES[place % len(DENSE_TILES)]
+        yield Trial(*_case(product, place + place // 6, DENSE), few)
 
 
 TRIALS = list(dict.fromkeys(_trials()))
@@ -92,7 +104,8 @@ TRIALS = list(dict.fromkeys(_trials()))
 
 def test_each_kind_meets_each_tile() -> None:
     met = {(trial.case.kind, trial.tuning) for trial in TRIALS}
-    assert met == {(kind, tile) for kind in KINDS for tile in TILES}
+    of_all = {(kind, tile) for kind in KINDS for tile in TILES}
+    assert met == of_all | {(DENSE, tile) for tile in DENSE_TILES}
 
 
 def check(trial: Trial, seed: int | None) -> torch.Tensor:
@@ -137,10 +150,30 @@ def test_a_row_has_the_same_bits_whatever_the_tile_and_the_other_rows(
     weight = weight_of(case, "cpu")
     x = call_of(case, weight, 140, "cpu").x
     results = [layer_of(case, weight, tile)(x) for tile in TILES]
+    results += [layer_of(case, weight, tile)(x) for tile in DENSE_TILES if tile.splits == 1]
     results += [layer_of(case, weight, TILES[0])(x[100:139])]
     *others, some = results[1:]
     assert all(torch.equal(results[0], other) for other in others)
     assert torch.equal(results[0][100:139], some)
+
+
+@pytest.mark.parametrize(("tile", "k"), [(DENSE_TILES[0], 392), (DENSE_TILES[4], 100)], ids=str)
+def test_parts_of_k_are_added_in_one_order_and_counters_start_again(
+    tile: WgmmaTuning, k: int
+) -> None:
+    """In any order of events; with more parts than steps."""
+    case = replace(_case(PRODUCTS[6], 0, DENSE)[0], k=k)
+    weight = weight_of(case, "cpu")
+    layer = layer_of(case, weight, tile)
+    x = call_of(case, weight, 70, "cpu").x
+    calls: dict[object, tuple[torch.Tensor, dict[str, torch.Tensor]]] = {
+        name: (x, {}) for name in ("first", "second")
+    }
+    results = check_calls(layer, weight, case.activations, calls, limit(case.dtype))
+    with in_order_of(k):
+        shuffled = layer(x)
+    assert torch.equal(results["first"], results["second"])
+    assert torch.equal(results["first"], shuffled)
 
 
 @pytest.mark.parametrize("cut", ["n1of4", "n3of4", "k1of3"])

@@ -2,14 +2,14 @@
 
 Constants are fitted to an H200 on 2026-11-30, FP8 with scales of blocks. N = K = 8192, microseconds
 by rows of weights of a tile: 64 took 30.0 for 128 tokens and 49.6 for 256, 128 took 36 for 256 and
-63.7 for 300, 256 took 54.0 for 512, 102.2 for 1024 and 198.7 for 2048. 256 x (4096 x 7168), 8
+63.7 for 300, 256 took 54.0 for 512, 102.2 for 1024 and 198.7 for 2048. N = 1280, K = 8192, by parts
+of K 1, 2, 4 and 6: 64 tokens by 64 rows 18.1 14.3 12.4 12.7, 128 by 64 24.9 18.2 15.1 14.3, 128 by
+128 30.6 22.3 17.7 17.5, 128 by 256 46.3 33.1 25.7 25.4. 256 x (4096 x 7168), 8
 choices of a token, tiles of 128 x 256: 1480 for 64 tokens, 1790 for 1024, 2540 for 4096, 4110 for
 8192.
 """
 
 from __future__ import annotations
-
-from math import ceil
 
 from humming.backend import Problem
 from humming.configs import ComputeConfig, GemmKind, LayerConfig
@@ -17,7 +17,7 @@ from humming.profiles import DeviceProfile
 from humming.scheduling import ceil_div
 from humming_sm75_sm89.spread import spread
 from humming_sm90.layout import WgmmaLayout
-from humming_sm90.tuning import STEP, TILE_M, WgmmaTuning
+from humming_sm90.tuning import STEP, WgmmaTuning
 
 __all__ = ["GATHER_CYCLES", "find_us", "microseconds"]
 
@@ -25,8 +25,8 @@ __all__ = ["GATHER_CYCLES", "find_us", "microseconds"]
 #: longer it takes if sums are promoted, and what is between steps.
 _MMA_CYCLES_PER_ROW = 4.0
 _PROMOTION, _STEP_CYCLES = 1.22, 12.0
-#: Bytes per cycle that an SM gets of L2, which bound narrow tiles.
-_FILL_BYTES = 46.0
+#: Bytes per cycle that an SM gets of L2, which bound narrow tiles; and the least that a step takes.
+_FILL_BYTES, _LEAST_CYCLES = 46.0, 300.0
 #: Of a tile: the last stores, and where rows are grouped finding the next one.
 _TILE_CYCLES, _FIND_CYCLES = 700.0, 800.0
 #: Of a step, per row of activations that is chosen by index, which threads copy and TMA does not:
@@ -39,7 +39,12 @@ _FIND_US = 0.37
 #: How much of the shorter of copying and multiplying is not hidden behind the longer.
 _NOT_HIDDEN = 0.05
 #: Of the bandwidth of memory, what a long and a short call get.
-_LONG, _SHORT = 0.9, 0.85
+_LONG, _SHORT = 0.9, 0.73
+#: Of a dense layer: the first copies; and for 64 rows by 128 tokens, the last stores.
+_FIRST_US, _STORE_US = 2.0, 0.25
+#: Of sums that go through memory: in any case; for 64 rows by 128 tokens, in any case and for each
+#: part.
+_PARTS_US, _PARTS_TILE_US, _PART_TILE_US = 0.6, 0.2, 0.5
 _LAUNCH_US, _CLOCK_MHZ, _LOAD_CLOCK, _DRAM_GBPS, _SMS = 5.4, 1980.0, 0.85, 3350.0, 132
 
 
@@ -52,32 +57,60 @@ def microseconds(  # budget: what a backend is asked about
     tuning: WgmmaTuning,
 ) -> float:
     """Estimated time of a call on this device."""
+    if compute.gemm is GemmKind.DENSE:
+        return _dense_us(profile, layer, layout, problem, tuning)
     sms = profile.limits.sm_count or _SMS
     clock = (profile.rates.clock_mhz or _CLOCK_MHZ) * _LOAD_CLOCK
-    dense = compute.gemm is GemmKind.DENSE
-    per_tile = _TILE_CYCLES + _FIND_CYCLES * (not dense)
-    gathered = 0.0
+    per_tile = _TILE_CYCLES + _FIND_CYCLES
+    gathered, steps = 0.0, layout.groups
     tiles, cycles, rows = 0.0, 0.0, 0.0
     for experts, count in spread(layer, compute, problem):
-        whole, rest = divmod(count, TILE_M)
-        for number, size in ((whole, TILE_M), (rest > 0, rest)):
+        whole, rest = divmod(count, tuning.tokens)
+        for number, size in ((whole, tuning.tokens), (rest > 0, rest)):
             tiles += experts * number
             step = _step_cycles(tuning, size, alone=not whole)
-            gathered += experts * number * layout.groups * size * GATHER_CYCLES
-            cycles += experts * number * (layout.groups * step + per_tile)
+            gathered += experts * number * steps * size * GATHER_CYCLES
+            cycles += experts * number * (steps * step + per_tile)
         rows += experts * count
-    columns = ceil_div(layer.n, tuning.tile_n)
-    waves = ceil(tiles * columns / sms) if dense else max(tiles * columns / sms, 1.0)
+    waves = max(tiles * ceil_div(layer.n, tuning.tile_n) / sms, 1.0)
     compute_us = waves * cycles / tiles / clock
     # As if each row of tiles of an expert read the weights from memory: why is not known.
-    weights = (1.0 if dense else tiles) * layer.n * layer.k
-    moved = weights + rows * (layer.k + layer.n * layer.output.bits / 8)
-    share = _SHORT if dense else _LONG
-    memory_us = moved / ((profile.rates.dram_gbps or _DRAM_GBPS) * share * 1e3)
+    moved = tiles * layer.n * layer.k + rows * (layer.k + layer.n * layer.output.bits / 8)
+    memory_us = moved / ((profile.rates.dram_gbps or _DRAM_GBPS) * _LONG * 1e3)
     longer, shorter = max(compute_us, memory_us), min(compute_us, memory_us)
     indexed = compute.gemm is GemmKind.INDEXED
     gather_us = indexed * waves * gathered / tiles / clock
     return _LAUNCH_US + longer + _NOT_HIDDEN * shorter + gather_us
+
+
+def _dense_us(
+    profile: DeviceProfile,
+    layer: LayerConfig,
+    layout: WgmmaLayout,
+    problem: Problem,
+    tuning: WgmmaTuning,
+) -> float:
+    """Of whole tiles, or of parts of K that find an SM each."""
+    sms = profile.limits.sm_count or _SMS
+    row_tiles = ceil_div(problem.m, tuning.tokens)
+    items = row_tiles * ceil_div(layer.n, tuning.tile_n) * tuning.splits
+    # Where most SMs have nothing to do the clock is higher.
+    load = 1.0 - (1.0 - _LOAD_CLOCK) * min(items / sms, 1.0)
+    clock = (profile.rates.clock_mhz or _CLOCK_MHZ) * load
+    waves, size = ceil_div(items, sms), tuning.tile_n * tuning.tokens / (64 * 128)
+    rows = min(problem.m, tuning.tokens)
+    step = max(_step_cycles(tuning, rows, alone=row_tiles == 1), _LEAST_CYCLES)
+    steps = ceil_div(layout.groups, tuning.splits)
+    compute_us = waves * (steps * step / clock + _STORE_US * size)
+    moved = layer.n * layer.k + problem.m * (layer.k + layer.n * layer.output.bits / 8)
+    memory_us = moved / ((profile.rates.dram_gbps or _DRAM_GBPS) * _SHORT * 1e3)
+    if waves > 1:  # in the last some have nothing to do
+        memory_us *= (waves * sms / items) ** 0.5
+    longer, shorter = max(compute_us, memory_us), min(compute_us, memory_us)
+    parts_us = 0.0
+    if tuning.splits > 1:
+        parts_us = _PARTS_US + (_PARTS_TILE_US + _PART_TILE_US * tuning.splits) * size
+    return _LAUNCH_US + _FIRST_US + longer + _NOT_HIDDEN * shorter + parts_us
 
 
 def find_us(layer: LayerConfig) -> float:
@@ -87,7 +120,7 @@ def find_us(layer: LayerConfig) -> float:
 
 def _step_cycles(tuning: WgmmaTuning, rows: int, *, alone: bool) -> float:
     """Of 128 of K: both warpgroups share the weights where one has no rows in an expert's tile."""
-    shared = alone and tuning.tile_n > TILE_M and rows <= TILE_M // 2
+    shared = tuning.tokens == 64 or (alone and tuning.tile_n > 128 and rows <= 64)
     mma = tuning.tile_n * _MMA_CYCLES_PER_ROW * _PROMOTION / (1 + shared)
     fill = (8 * ceil_div(rows, 8) + tuning.tile_n) * STEP / _FILL_BYTES
     return max(mma, fill) + _STEP_CYCLES

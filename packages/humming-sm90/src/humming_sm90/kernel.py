@@ -12,8 +12,9 @@ from humming.errors import ConfigError
 from humming.formats.number import NumberFormat
 from humming.profiles import DeviceProfile
 from humming.scheduling import Axis, ceil_div, max_row_tiles
+from humming_sm75_sm89.tuning import COUNTER_BYTES
 from humming_sm90.layout import PADDED_N, WgmmaLayout
-from humming_sm90.tuning import STEP, TILE_M, WgmmaTuning
+from humming_sm90.tuning import STEP, WgmmaTuning
 
 __all__ = ["ARGS", "INDEXED_ARGS", "GemmContext", "gemm_spec", "shared_bytes", "tile_count"]
 
@@ -23,7 +24,8 @@ ARGS = tuple(
     for name, kind in (
         ("x", "map"), ("x_stride", "i64"), ("x_scales", "ptr"), ("x_groups", "ptr"),
         ("weight", "map"), ("scales", "ptr"), ("channel", "ptr"), ("bias", "ptr"), ("out", "ptr"),
-        ("m", "i32"), ("n", "i32"), ("k", "i32"), ("experts", "i32"), ("groups", "ptr"),
+        ("workspace", "ptr"), ("m", "i32"), ("n", "i32"), ("k", "i32"), ("experts", "i32"),
+        ("groups", "ptr"),
     )
 )  # fmt: skip
 
@@ -32,8 +34,6 @@ INDEXED_ARGS = (Arg("x", "ptr"), *ARGS[1:], Arg("slots", "ptr"), Arg("top_k", "i
 
 #: SMs of a device whose profile does not say.
 _SOME_SMS = 64
-#: The widest chunk whose sums fit into registers beside the totals that they are promoted to.
-_PROMOTED_CHUNK = 128
 #: Rows of a box of activations, by the mean number of rows of a weight: few boxes, and few rows
 #: that no tile has.
 _BOXES, _LARGEST_BOX = ((16, 8), (48, 16), (96, 32), (192, 64)), 128
@@ -61,8 +61,8 @@ class GemmContext:
     has_bias: bool
     tuning: WgmmaTuning
     raster_axis: Axis
+    counter_bytes: int
     threads: int
-    tile_m: int
     padded_n: int
     shared_bytes: int
 
@@ -94,6 +94,8 @@ def gemm_spec(
     if most is not None and needed + _table_bytes(layer, compute) > most:
         allowed = f"at most {most} bytes of shared memory, which is what {profile.title} has"
         raise ConfigError("tuning", f"{tuning}, which needs {needed}", allowed)
+    if tuning.splits > 1 and compute.gemm is not GemmKind.DENSE:
+        raise ConfigError("splits", tuning.splits, "1 where rows are grouped")
     context = _context(layer, compute, layout, tuning)
     maps = {"weight": _weight_map(tuning)}
     return KernelSpec(
@@ -103,8 +105,9 @@ def gemm_spec(
         arch=profile.target.arch,
         args=INDEXED_ARGS if context.indexed else ARGS,
         launch=_launch(profile, compute, tuning, needed),
-        row_tile=UNTILED if context.indexed else TILE_M,
-        maps=maps if context.indexed else {"x": _x_map(layer, compute), **maps},
+        row_tile=UNTILED if context.indexed else tuning.tokens,
+        workspace=_workspace(compute, tuning),
+        maps=maps if context.indexed else {"x": _x_map(layer, compute, tuning), **maps},
     )
 
 
@@ -112,27 +115,26 @@ def _context(
     layer: LayerConfig, compute: ComputeConfig, layout: WgmmaLayout, tuning: WgmmaTuning
 ) -> GemmContext:
     integers = layer.activation.format.is_integer
-    chunk_n = min(tuning.tile_n, _PROMOTED_CHUNK)
     x, weight = (_PTX_TYPES[f.name] for f in (layer.activation.format, layer.weight.code))
     return GemmContext(
         name=_name(layer, compute),
-        instruction=f"m64n{chunk_n}k32.{'s32' if integers else 'f32'}.{x}.{weight}",
+        instruction=f"m64n{tuning.chunk_n}k32.{'s32' if integers else 'f32'}.{x}.{weight}",
         immediates="" if integers else ", 1, 1",  # the signs of both operands
         sum="i32" if integers else "float",
         constraint="r" if integers else "f",
-        sums=chunk_n // 2,
+        sums=tuning.chunk_n // 2,
         output=layer.output,
         kind=compute.gemm,
         indexed=compute.gemm is GemmKind.INDEXED,
-        chunk_n=chunk_n,
+        chunk_n=tuning.chunk_n,
         scale_rows=layout.scale_rows,
         has_row_groups=bool(layer.activation.group_size),
         has_channel=layout.has_channel,
         has_bias=layout.has_bias,
         tuning=tuning,
         raster_axis=Axis.ROWS,
+        counter_bytes=COUNTER_BYTES,
         threads=tuning.threads,
-        tile_m=TILE_M,
         padded_n=PADDED_N,
         shared_bytes=shared_bytes(layer, compute, layout, tuning),
     )
@@ -142,24 +144,25 @@ def _name(layer: LayerConfig, compute: ComputeConfig) -> str:
     return f"sm90.gemm.{compute.gemm.value}.{layer.activation}_{layer.weight}_{layer.output}"
 
 
-def box_rows(kind: GemmKind, rows: int, experts: int) -> int:
+def box_rows(kind: GemmKind, rows: int, experts: int, tokens: int = 128) -> int:
     """Rows of a box of activations; a tile takes as many boxes as hold its rows.
 
     Args:
         kind: of the call.
         rows: dense and contiguous: of x; masked: that an expert has room for.
         experts: number of weights.
+        tokens: of a tile.
 
     Rows outside of x cost time (H200, one box of 128 rows, M = 1 and N = K = 8192: 40 us instead of
     29 for M = 128), and so do those of other experts: L2 has to deliver them.
     """
-    if kind is GemmKind.DENSE and rows <= TILE_M:
+    if kind is GemmKind.DENSE and rows <= tokens:
         return 8 * ceil_div(rows, 8)
     mean = ceil_div(rows, experts) if kind is GemmKind.GROUPED_CONTIGUOUS else rows
-    return next((box for most, box in _BOXES if mean <= most), _LARGEST_BOX)
+    return min(next((box for most, box in _BOXES if mean <= most), _LARGEST_BOX), tokens)
 
 
-def _x_map(layer: LayerConfig, compute: ComputeConfig) -> MapOf:
+def _x_map(layer: LayerConfig, compute: ComputeConfig, tuning: WgmmaTuning) -> MapOf:
     """Activations [rows, K] of bytes; what pads a row is outside, whatever it is."""
     experts = max(layer.experts, 1)
 
@@ -169,7 +172,7 @@ def _x_map(layer: LayerConfig, compute: ComputeConfig) -> MapOf:
             element="uint8",
             dims=(layer.k, shape[0]),
             strides=(stride,),
-            box=(STEP, box_rows(compute.gemm, each, experts)),
+            box=(STEP, box_rows(compute.gemm, each, experts, tuning.tokens)),
             swizzle="b128",
             l2_bytes=256,
         )
@@ -197,7 +200,7 @@ def _weight_map(tuning: WgmmaTuning) -> MapOf:
 
 def tile_count(kind: GemmKind, layer: LayerConfig, problem: Problem, tuning: WgmmaTuning) -> int:
     """The most tiles that a call can have."""
-    rows = max_row_tiles(kind, problem.m, TILE_M, max(layer.experts, 1))
+    rows = max_row_tiles(kind, problem.m, tuning.tokens, max(layer.experts, 1))
     return rows * ceil_div(layer.n, tuning.tile_n)
 
 
@@ -213,9 +216,24 @@ def _launch(
     def shape(problem: Problem, layer: LayerConfig) -> LaunchShape:
         tiles = tile_count(compute.gemm, layer, problem, tuning)
         return LaunchShape(
-            grid=(min(tiles, profile.limits.sm_count or _SOME_SMS), 1, 1),
+            grid=(min(tiles * tuning.splits, profile.limits.sm_count or _SOME_SMS), 1, 1),
             block=(tuning.threads, 1, 1),
             shared_bytes=shared + _table_bytes(layer, compute),
         )
 
     return shape
+
+
+def _workspace(
+    compute: ComputeConfig, tuning: WgmmaTuning
+) -> Callable[[Problem, LayerConfig], int]:
+    def nbytes(problem: Problem, layer: LayerConfig) -> int:
+        if tuning.splits == 1:
+            return 0
+        tiles = tile_count(compute.gemm, layer, problem, tuning)
+        if tiles * 4 > COUNTER_BYTES:
+            allowed = f"no parts of K with more than {COUNTER_BYTES // 4} tiles"
+            raise ConfigError("tuning", f"{tuning}, with {tiles} tiles", allowed)
+        return COUNTER_BYTES + tiles * tuning.splits * tuning.partial_bytes
+
+    return nbytes

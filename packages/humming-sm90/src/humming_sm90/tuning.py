@@ -6,42 +6,73 @@ from dataclasses import dataclass
 
 from humming.configs import TuningConfig
 from humming.errors import ConfigError
+from humming.scheduling import Partition, Split
 
-__all__ = ["STEP", "TILE_M", "WgmmaTuning"]
+__all__ = ["STEP", "WgmmaTuning"]
 
-#: Tokens of a tile: two warpgroups of 64.
-TILE_M = 128
+#: Tokens of a tile: two warpgroups with 64 each, or with all 64 and half of the weights each.
+_TOKENS = (64, 128)
 #: K of a stage, in elements of 8 bits.
 STEP = 128
 _TILES_N = (64, 128, 256)
+#: The widest chunk whose sums fit into registers beside the totals that they are promoted to.
+_MOST_CHUNK = 128
+#: Where the CTA that comes last says so to its threads.
+_FLAG_BYTES = 16
 _WARPS = 8  # that multiply
 _MOST_STAGES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class WgmmaTuning(TuningConfig):
-    """A CTA computes 128 tokens by `tile_n` rows of weights at a time.
+    """A CTA computes `tokens` tokens by `tile_n` rows of weights at a time.
 
     Attributes:
         tile_n: rows of weights of a tile: 64, 128 or 256.
+        tokens: of a tile: 64 or 128. Fewer leave more shared memory to stages.
         stages: of the ring, each of 128 of K.
+        splits: parts of K of a tile, each for another CTA; dense layers only.
         raster: tiles of tokens that are computed with the same weights, one after the other.
     """
 
     tile_n: int = 256
+    tokens: int = 128
     stages: int = 4
+    splits: int = 1
     raster: int = 8
 
     def __post_init__(self) -> None:
         if self.tile_n not in _TILES_N:
             raise ConfigError("tile_n", self.tile_n, "64, 128 or 256")
+        if self.tokens not in _TOKENS:
+            raise ConfigError("tokens", self.tokens, "64 or 128")
         if not 2 <= self.stages <= _MOST_STAGES:
             raise ConfigError("stages", self.stages, f"2 to {_MOST_STAGES}")
-        if self.raster < 1:
-            raise ConfigError("raster", self.raster, "a positive number")
+        for name in ("splits", "raster"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, getattr(self, name), "a positive number")
 
     def __str__(self) -> str:
-        return f"{TILE_M}x{self.tile_n}, {self.stages} stages of {STEP}, bands of {self.raster}"
+        parts = f", {self.partition}" * (self.splits > 1)
+        shape = f"{self.tokens}x{self.tile_n}, {self.stages} stages of {STEP}"
+        return f"{shape}{parts}, bands of {self.raster}"
+
+    @property
+    def partition(self) -> Partition:
+        """How K is cut among CTAs."""
+        if self.splits > 1:
+            return Partition(split=Split.SPLIT_K, splits=self.splits)
+        return Partition()
+
+    @property
+    def chunk_n(self) -> int:
+        """Rows of weights of an MMA: no more than have room for sums beside totals."""
+        return min(self.tile_n * self.tokens // 128, _MOST_CHUNK)
+
+    @property
+    def partial_bytes(self) -> int:
+        """One CTA's part of a tile in the workspace."""
+        return 4 * self.tokens * self.tile_n
 
     @property
     def threads(self) -> int:
@@ -56,6 +87,7 @@ class WgmmaTuning(TuningConfig):
             scales: each row of weights has a scale for each step.
             indexed: rows of activations are chosen by index.
         """
-        operands = (TILE_M + self.tile_n) * STEP
-        stage = operands + 4 * TILE_M * row_groups + 4 * self.tile_n * scales + 16 + 2 * 8
-        return self.stages * stage + _WARPS * 16 * STEP + 4 * TILE_M * indexed
+        operands = (self.tokens + self.tile_n) * STEP
+        stage = operands + 4 * self.tokens * row_groups + 4 * self.tile_n * scales + 16 + 2 * 8
+        rest = 4 * self.tokens * indexed + _FLAG_BYTES * (self.splits > 1)
+        return self.stages * stage + _WARPS * 16 * STEP + rest

@@ -1,34 +1,62 @@
 // The kernel: one warpgroup copies, two multiply; each CTA computes tile after tile.
 #pragma once
 
+#include <humming_sm90/parts.cuh>
 #include <humming_sm90/producer.cuh>
 #include <humming_sm90/store.cuh>
 
 namespace humming::sm90 {
 
-/// Fills the places of x with zeros where boxes may leave some of them as they are: rows there are
-/// multiplied with the others. All threads call it, before the barrier that those who copy wait for.
+/// Whether all tiles have the same rows of x, less than a tile has room for: no copy writes the others.
 template <class P>
-__device__ __forceinline__ void clear_rows(Arguments const& args, Shared<P> const& shared) {
-  if (P::kKind == GemmKind::kDense && args.m % kTileM == 0) return;
+__device__ __forceinline__ bool has_few_rows(Arguments const& args) {
+  return P::kKind == GemmKind::kDense && args.m <= P::kTokens;
+}
+
+/// Fills the places of x with zeros, from row `first` on. `kCount` threads call it.
+template <class P, int kCount>
+__device__ __forceinline__ void clear_rows(Shared<P> const& shared, int thread, int first) {
   u32 const zeros[4] = {0, 0, 0, 0};
   for (int stage = 0; stage < P::kStages; ++stage)
-    for (u32 to = threadIdx.x * 16; to < Plan<P>::kXBytes; to += kThreads * 16)
+    for (u32 to = first * kRowBytes + thread * 16; to < Plan<P>::kXBytes; to += kCount * 16)
       store_shared_128(shared.x(stage) + to, zeros);
   fence_proxy_async();
 }
 
+/// Fills the places of x with zeros that boxes may leave as they are: rows there are multiplied with
+/// the others. All threads call it, before the barrier that those who copy wait for. It takes half a
+/// microsecond; where no copy writes the same rows, consumers do it while the first copies are under
+/// way.
+template <class P>
+__device__ __forceinline__ void clear_rows_early(Arguments const& args, Shared<P> const& shared) {
+  if (has_few_rows<P>(args) || (P::kKind == GemmKind::kDense && args.m % P::kTokens == 0)) return;
+  clear_rows<P, kThreads>(shared, threadIdx.x, 0);
+}
+
+/// The same for consumers.
+template <class P>
+__device__ __forceinline__ void clear_rows_late(Arguments const& args, Shared<P> const& shared) {
+  if (!has_few_rows<P>(args)) return;
+  constexpr int kCount = kConsumers * kGroupThreads;
+  clear_rows<P, kCount>(shared, threadIdx.x - kGroupThreads,
+                        args.template box_rows<P::kKind, P::kTokens>());
+  named_barrier<kCount>(1 + kConsumers);
+}
+
 /// The part of the kernel for a warpgroup that multiplies.
 template <class P>
-__device__ __forceinline__ void consume(Arguments const& args, Tiles<P> const& tiles,
+__device__ __forceinline__ void consume(Arguments const& args, Items<P> const& items,
                                         Shared<P> const& shared) {
   Consumer const place;
   Ring<P::kStages> ring;
-  tiles.for_each([&](Tile const& tile) {
-    Share<P> const share(tile, place);
-    Epilogue<P> epilogue(args, tile, place, share);
+  items.for_each([&](Item const& item) {
+    Share<P> const share(item.tile, place);
+    Epilogue<P> epilogue(args, item.tile, place, share);
     Totals<P> totals;
-    multiply_tile(args, shared, place, share, ring, totals);
+    multiply_tile(item.end - item.begin, shared, place, share, ring, totals);
+    if constexpr (P::kSplits > 1) {
+      if (item.parts > 1 && !add_parts(args, item, place, shared.flag(), totals)) return;
+    }
     epilogue.store(totals, shared.result(place.warp));
   });
 }
@@ -48,15 +76,16 @@ __device__ __forceinline__ void gemm(Arguments const& args) {
     }
     fence_mbarrier_init();
   }
-  clear_rows(args, shared);
+  clear_rows_early(args, shared);
   __syncthreads();
-  Tiles<P> const tiles(args, reinterpret_cast<int*>(dynamic + Plan<P>::kSharedBytes));
+  Items<P> const items(args, reinterpret_cast<int*>(dynamic + Plan<P>::kSharedBytes));
   if (threadIdx.x < kGroupThreads) {
     setmaxnreg_dec<kProducerRegisters>();
-    produce(args, tiles, shared);
+    produce(args, items, shared);
   } else {
     setmaxnreg_inc<kConsumerRegisters>();
-    consume(args, tiles, shared);
+    clear_rows_late(args, shared);
+    consume(args, items, shared);
   }
 }
 

@@ -4,7 +4,7 @@
 // 16 * warp + lane / 4 and 8 more: sums 0 and 1 are of the first token, 2 and 3 of the other.
 #pragma once
 
-#include <humming_sm90/tiles.cuh>
+#include <humming_sm90/items.cuh>
 
 namespace humming::sm90 {
 
@@ -23,8 +23,8 @@ struct Consumer {
   __device__ __forceinline__ int column() const { return 2 * (lane % 4); }
 };
 
-/// What a warpgroup has of a tile: 64 of its tokens and all of its rows of weights, or, where an
-/// expert has no more than 64 tokens, all of these and its share of the weights. Short tiles behind
+/// What a warpgroup has of a tile: 64 of its tokens and all of its rows of weights, or, where a tile or
+/// an expert has no more than 64 tokens, all of these and its share of the weights. Short tiles behind
 /// long ones are not shared: that took longer (H200, 256 rows of each of 256 experts: 5014 us, not
 /// 4456, all else equal).
 template <class P>
@@ -36,7 +36,7 @@ struct Share {
   __device__ __forceinline__ Share(Tile const& tile, Consumer const& place) {
     constexpr int kAll = Plan<P>::kChunks, kHalf = (kAll + 1) / 2;
     // The same register in all threads, as the number of the warpgroup is.
-    int const found = tile.count > kGroupM || !tile.alone;
+    int const found = !Plan<P>::kHalves && (tile.count > kGroupM || !tile.alone);
     bool const together = __shfl_sync(0xffffffffu, found, 0) != 0;
     first = together ? place.group * kGroupM : 0;
     chunk = together ? 0 : place.group * kHalf;
@@ -54,7 +54,14 @@ struct Share {
 /// The sums of a warpgroup's share of a tile.
 template <class P>
 struct Totals {
-  float c[Plan<P>::kChunks][Plan<P>::kChunkSums];
+  static constexpr int kSums = Plan<P>::kOwnChunks * Plan<P>::kChunkSums;
+  float c[Plan<P>::kOwnChunks][Plan<P>::kChunkSums];
+
+  /// Four of them, `number` of kSums / 4.
+  __device__ __forceinline__ float* four(int number) {
+    constexpr int kPerChunk = Plan<P>::kChunkSums / 4;
+    return c[number / kPerChunk] + number % kPerChunk * 4;
+  }
 
   /// Sum `i` of the 8 rows of weights number `eight`.
   __device__ __forceinline__ float value(int eight, int i) const {
@@ -201,7 +208,7 @@ __device__ __forceinline__ void multiply_chunks(int steps, Shared<P> const& shar
     if (kCount == 0 || kLate) release(shared, stage, place);
   };
   while (steps > 0) {
-    if constexpr (kCount == L::kChunks && !kRounds) {
+    if constexpr (kCount == L::kOwnChunks && !kRounds) {
       for_constants<P::kStages>([&](auto stage) {
         if (ring.stage != stage || steps == 0) return;
         constexpr int kNext = (stage + 1) % P::kStages;
@@ -210,7 +217,7 @@ __device__ __forceinline__ void multiply_chunks(int steps, Shared<P> const& shar
         ring.advance();
         --steps;
       });
-    } else if (kCount == L::kChunks && ring.stage == 0 && steps >= P::kStages) {
+    } else if (kCount == L::kOwnChunks && ring.stage == 0 && steps >= P::kStages) {
       u32 const parity = ring.parity;
       for_constants<P::kStages>([&](auto stage) {
         constexpr int kNext = (stage + 1) % P::kStages;
@@ -230,18 +237,18 @@ __device__ __forceinline__ void multiply_chunks(int steps, Shared<P> const& shar
 
 /// The sums of a share of a tile. Every step is waited for and released, whatever the share is.
 template <class P>
-__device__ __forceinline__ void multiply_tile(Arguments const& args, Shared<P> const& shared,
+__device__ __forceinline__ void multiply_tile(int steps, Shared<P> const& shared,
                                               Consumer const& place, Share<P> const& share,
                                               Ring<P::kStages>& ring, Totals<P>& totals) {
-  constexpr int kAll = Plan<P>::kChunks;
+  constexpr int kAll = Plan<P>::kOwnChunks;
 #pragma unroll
   for (int chunk = 0; chunk < kAll; ++chunk)
 #pragma unroll
     for (int i = 0; i < Plan<P>::kChunkSums; ++i) totals.c[chunk][i] = 0.0f;
-  if (share.chunks == kAll) {
-    multiply_chunks<P, kAll>(args.steps(), shared, place, share, ring, totals);
+  if (Plan<P>::kHalves || share.chunks == kAll) {
+    multiply_chunks<P, kAll>(steps, shared, place, share, ring, totals);
   } else {
-    multiply_chunks<P, kAll / 2>(args.steps(), shared, place, share, ring, totals);
+    multiply_chunks<P, kAll / 2>(steps, shared, place, share, ring, totals);
   }
 }
 

@@ -1,22 +1,23 @@
 // Who fills the ring: threads that start bulk copies, and warps for what these can't gather.
 #pragma once
 
-#include <humming_sm90/tiles.cuh>
+#include <humming_sm90/items.cuh>
 
 namespace humming::sm90 {
 
 /// Fills stages with weights, and with their scales of the step where each row has its own. One
 /// thread calls it.
 template <class P>
-__device__ __forceinline__ void copy_weights(Arguments const& args, Tiles<P> const& tiles,
+__device__ __forceinline__ void copy_weights(Arguments const& args, Items<P> const& items,
                                              Shared<P> const& shared) {
   int const steps = args.steps();
   Ring<P::kStages> ring;
-  tiles.for_each([&](Tile const& tile) {
+  items.for_each([&](Item const& item) {
+    Tile const& tile = item.tile;
     int const first_n = tile.column * P::kTileN;
     [[maybe_unused]] float const* scales =
-        args.scales + Index(tile.expert) * steps * args.padded_n() + first_n;
-    for (int step = 0; step < steps; ++step) {
+        args.scales + (Index(tile.expert) * steps + item.begin) * args.padded_n() + first_n;
+    for (int step = item.begin; step < item.end; ++step) {
       u32 const full = shared.full(ring.stage);
       mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
       mbarrier_arrive_expect_tx(full, Plan<P>::kWeightBytes + Plan<P>::kScaleBytes);
@@ -34,14 +35,15 @@ __device__ __forceinline__ void copy_weights(Arguments const& args, Tiles<P> con
 /// Fills stages with as many boxes of x as hold the rows of a tile. One thread calls it, another one
 /// than that of the weights: a thread starts some nine copies per microsecond.
 template <class P>
-__device__ __forceinline__ void copy_rows(Arguments const& args, Tiles<P> const& tiles,
+__device__ __forceinline__ void copy_rows(Arguments const& args, Items<P> const& items,
                                           Shared<P> const& shared) {
-  int const steps = args.steps(), box_rows = args.template box_rows<P::kKind>();
+  int const box_rows = args.template box_rows<P::kKind, P::kTokens>();
   Ring<P::kStages> ring;
-  tiles.for_each([&](Tile const& tile) {
+  items.for_each([&](Item const& item) {
+    Tile const& tile = item.tile;
     // A power of two, unless one box is all that there is.
     int const rows = tile.count <= box_rows ? box_rows : (tile.count + box_rows - 1) & -box_rows;
-    for (int step = 0; step < steps; ++step) {
+    for (int step = item.begin; step < item.end; ++step) {
       u32 const full = shared.full(ring.stage), to = shared.x(ring.stage);
       mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
       mbarrier_arrive_expect_tx(full, rows * kRowBytes);
@@ -58,24 +60,25 @@ __device__ __forceinline__ void copy_rows(Arguments const& args, Tiles<P> const&
 /// apart, of blocks of weights a row of blocks. Consumers that loaded them would wait for memory in
 /// every step. A warp calls it.
 template <class P>
-__device__ __forceinline__ void gather_scales(Arguments const& args, Tiles<P> const& tiles,
+__device__ __forceinline__ void gather_scales(Arguments const& args, Items<P> const& items,
                                                 Shared<P> const& shared) {
   using L = Plan<P>;
-  constexpr int kRows = kTileM / 32;  // of a lane
+  constexpr int kRows = P::kTokens / 32;  // of a lane
   int const steps = args.steps(), lane = threadIdx.x % 32;
   [[maybe_unused]] int const blocks = args.padded_n() / L::kBlockRows;
   Ring<P::kStages> ring;
-  tiles.for_each([&](Tile const& tile) {
+  items.for_each([&](Item const& item) {
+    Tile const& tile = item.tile;
     // Where the next scale of a row is: as numbers, M = 8192 and N = K = 8192 took 835 us, not 790.
     [[maybe_unused]] float const* rows[kRows];
     if constexpr (P::kHasRowGroups) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
-        rows[i] = args.x_groups + source_row<P>(args, tile, 32 * i + lane) * steps;
+        rows[i] = args.x_groups + source_row<P>(args, tile, 32 * i + lane) * steps + item.begin;
     }
-    float const* from = args.scales + Index(tile.expert) * steps * blocks +
+    float const* from = args.scales + (Index(tile.expert) * steps + item.begin) * blocks +
                         tile.column * P::kTileN / L::kBlockRows + lane;
-    for (int step = 0; step < steps; ++step) {
+    for (int step = item.begin; step < item.end; ++step) {
       mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
       if constexpr (P::kHasRowGroups) {
 #pragma unroll
@@ -92,14 +95,14 @@ __device__ __forceinline__ void gather_scales(Arguments const& args, Tiles<P> co
 
 /// Fills stages with rows of x that are chosen by index. Two warps call it, `warp` being 0 or 1.
 template <class P>
-__device__ __forceinline__ void gather_rows(Arguments const& args, Tiles<P> const& tiles,
+__device__ __forceinline__ void gather_rows(Arguments const& args, Items<P> const& items,
                                             Shared<P> const& shared, u32 warp) {
-  int const steps = args.steps();
   typename Plan<P>::Gather const rows(args.choices, shared.distances(), warp);
   Ring<P::kStages> ring;
-  tiles.for_each([&](Tile const& tile) {
+  items.for_each([&](Item const& item) {
+    Tile const& tile = item.tile;
     rows.look_up(tile.first, tile.count);
-    for (int step = 0; step < steps; ++step) {
+    for (int step = item.begin; step < item.end; ++step) {
       mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
       rows.start(shared.x(ring.stage), tile.count, step * kStepK, args.k, shared.full(ring.stage));
       ring.advance();
@@ -109,17 +112,17 @@ __device__ __forceinline__ void gather_rows(Arguments const& args, Tiles<P> cons
 
 /// The part of the kernel for the warpgroup that copies.
 template <class P>
-__device__ __forceinline__ void produce(Arguments const& args, Tiles<P> const& tiles,
+__device__ __forceinline__ void produce(Arguments const& args, Items<P> const& items,
                                         Shared<P> const& shared) {
   u32 const warp = threadIdx.x / 32;
-  if (threadIdx.x == 0) copy_weights(args, tiles, shared);
+  if (threadIdx.x == 0) copy_weights(args, items, shared);
   if constexpr (Plan<P>::kGathersScales) {
-    if (warp == 1) gather_scales(args, tiles, shared);
+    if (warp == 1) gather_scales(args, items, shared);
   }
   if constexpr (Plan<P>::kIndexed) {
-    if (warp >= 2) gather_rows(args, tiles, shared, warp - 2);
+    if (warp >= 2) gather_rows(args, items, shared, warp - 2);
   } else {
-    if (threadIdx.x == 2 * 32) copy_rows(args, tiles, shared);
+    if (threadIdx.x == 2 * 32) copy_rows(args, items, shared);
   }
 }
 

@@ -4,15 +4,17 @@
 // side.
 //
 //   step   128 of K: a stage of the ring, and what sums are promoted to f32 after
-//   tile   kTileM tokens by kTileN rows of weights: what a CTA computes at a time
+//   tile   kTokens tokens by kTileN rows of weights: what a CTA computes at a time
 //   chunk  kChunkN rows of weights: what one MMA takes of a tile
+//   part   a run of the steps of a tile, for one CTA
 //
 // A policy has
 //
 //   Output, Number                    format of results, and float or i32: what the MMA sums
 //   Mma                               the instruction
 //   kKind, kRaster                    rows of x to weights, and the walk through the tiles
-//   kTileN, kChunkN, kStages          sizes
+//   kTokens, kTileN, kChunkN, kStages sizes
+//   kSplits, kCounterBytes            parts of a tile, and where partials begin in the workspace
 //   kScaleRows                        rows of weights that share a scale of a step; 0: no scales
 //   kHasRowGroups                     tokens have a scale for each step
 //   kHasChannel, kHasBias             which arguments are given
@@ -31,6 +33,7 @@ inline constexpr int kPanelRows = 64;     // of weights whose codes of a step li
 inline constexpr int kGroupThreads = 128;
 inline constexpr int kConsumers = 2;  // warpgroups that multiply, each 64 tokens of a tile
 inline constexpr int kGroupM = 64;
+/// Tokens of a tile, unless a policy has fewer.
 inline constexpr int kTileM = kConsumers * kGroupM;
 inline constexpr int kConsumerWarps = kConsumers * kGroupThreads / 32;
 inline constexpr int kThreads = (1 + kConsumers) * kGroupThreads;
@@ -51,17 +54,18 @@ struct Arguments {
   float const* channel;
   float const* bias;
   void* out;
+  u8* workspace;
   i32 m, n, k, experts;
   i32 const* groups;
 
   __device__ __forceinline__ int steps() const { return (k + kStepK - 1) / kStepK; }
   /// Rows of a box of x, of which a tile takes as many as hold its rows; twin of box_rows() in
   /// kernel.py.
-  template <GemmKind kKind>
+  template <GemmKind kKind, int kTokens>
   __device__ __forceinline__ int box_rows() const {
-    if (kKind == GemmKind::kDense && m <= kTileM) return (m + 7) / 8 * 8;
+    if (kKind == GemmKind::kDense && m <= kTokens) return (m + 7) / 8 * 8;
     int const mean = kKind == GemmKind::kGroupedContiguous ? (m + experts - 1) / experts : m;
-    return mean <= 16 ? 8 : mean <= 48 ? 16 : mean <= 96 ? 32 : mean <= 192 ? 64 : 128;
+    return mean <= 16 ? 8 : mean <= 48 ? 16 : mean <= 96 ? 32 : mean <= 192 || kTokens == 64 ? 64 : 128;
   }
   __device__ __forceinline__ int padded_n() const {
     return (n + kPaddedN - 1) / kPaddedN * kPaddedN;
@@ -72,16 +76,23 @@ template <class P>
 struct Plan {
   static_assert(P::kChunkN % 8 == 0 && P::kChunkN <= 256, "Plan: no such MMA");
   static_assert(P::kTileN % P::kChunkN == 0 && kPaddedN % P::kTileN == 0, "Plan: a broken tile");
+  static_assert(P::kTokens == kGroupM || P::kTokens == kTileM, "Plan: no share for a warpgroup");
+  static_assert(P::kSplits == 1 || P::kKind == GemmKind::kDense, "Plan: parts of tiles of experts");
   static_assert(P::kScaleRows <= 1 || P::kScaleRows % P::kChunkN == 0,
                 "Plan: a chunk with several scales of blocks");
 
   static constexpr int kChunks = P::kTileN / P::kChunkN;
   static constexpr int kChunkSums = P::kChunkN / 2;  // 64 rows for 128 threads
+  /// Both warpgroups multiply all tokens, each half of the rows of weights; and the most chunks that
+  /// one of them has.
+  static constexpr bool kHalves = P::kTokens == kGroupM;
+  static_assert(!kHalves || kChunks == kConsumers, "Plan: tiles of so few tokens are two chunks");
+  static constexpr int kOwnChunks = kHalves ? 1 : kChunks;
 
-  static constexpr int kXBytes = kTileM * kRowBytes;
+  static constexpr int kXBytes = P::kTokens * kRowBytes;
   static constexpr int kWeightBytes = P::kTileN * kRowBytes;
   static constexpr int kStageBytes = kXBytes + kWeightBytes;
-  static constexpr int kRowScaleBytes = P::kHasRowGroups ? 4 * kTileM : 0;
+  static constexpr int kRowScaleBytes = P::kHasRowGroups ? 4 * P::kTokens : 0;
   static constexpr int kScaleBytes = P::kScaleRows == 1 ? 4 * P::kTileN : 0;
   /// Scales of blocks of rows that a tile has for a step.
   static constexpr int kBlockRows = P::kScaleRows > 1 ? P::kScaleRows : kPaddedN;
@@ -92,7 +103,7 @@ struct Plan {
   static constexpr bool kGathersScales = P::kHasRowGroups || kBlocks > 0;
   static constexpr bool kIndexed = P::kKind == GemmKind::kIndexed;
   /// Warps of the four that copy, less one for weights and one for scales.
-  using Gather = RowGather<kTileM, 2>;
+  using Gather = RowGather<P::kTokens, 2>;
   /// Those who say that a stage is full: a thread for weights, a warp for scales that don't lie
   /// together, and a thread for x, or two warps where its rows are chosen by index.
   static constexpr int kFillers = 1 + 32 * kGathersScales + (kIndexed ? Gather::kFillers : 1);
@@ -104,7 +115,8 @@ struct Plan {
   static constexpr int kRowScales = kScales + P::kStages * kScaleBytes;
   static constexpr int kBlockScales = kRowScales + P::kStages * kRowScaleBytes;
   static constexpr int kDistances = kBlockScales + P::kStages * kBlockScaleBytes;
-  static constexpr int kFull = kDistances + (kIndexed ? Gather::kSharedBytes : 0);
+  static constexpr int kFlag = kDistances + (kIndexed ? Gather::kSharedBytes : 0);
+  static constexpr int kFull = kFlag + (P::kSplits > 1 ? 16 : 0);
   static constexpr int kEmpty = kFull + 8 * P::kStages;
   static constexpr int kSharedBytes = kEmpty + 8 * P::kStages;
   static_assert(kSharedBytes <= 232448, "Plan: more shared memory than a CTA can have");
@@ -131,6 +143,7 @@ struct Shared {
     return base + L::kResults + warp * L::kWarpResultBytes;
   }
   __device__ __forceinline__ u32 distances() const { return base + L::kDistances; }
+  __device__ __forceinline__ u32 flag() const { return base + L::kFlag; }
   __device__ __forceinline__ u32 full(u32 stage) const { return base + L::kFull + 8 * stage; }
   __device__ __forceinline__ u32 empty(u32 stage) const { return base + L::kEmpty + 8 * stage; }
 };

@@ -62,6 +62,7 @@ class Epilogue {
   static constexpr int kColumns = kRowBytes / kBytes;  // of the result, at a time
   static constexpr int kCopies = 16 / 4;               // of four rows each
   static constexpr bool kEarly = P::kScaleRows != 1 && !Plan<P>::kIndexed;
+  static constexpr int kOwn = Plan<P>::kOwnChunks * P::kChunkN;  // columns of a warpgroup, at most
   static_assert(P::kTileN % kColumns == 0, "Epilogue: a tile that is not whole rows of 128 bytes");
 
  public:
@@ -76,13 +77,14 @@ class Epilogue {
     if constexpr (!kEarly) load_factors();
     int const first_n = tile_.column * P::kTileN + share_.column();
     int const left = args_.n - first_n, own = share_.chunks * P::kChunkN;
+    int const end = first_n + (own < left ? own : left);
 #pragma unroll
-    for (int first = 0; first < P::kTileN; first += kColumns) {
+    for (int first = 0; first < kOwn; first += kColumns) {
       if (first >= left || first >= own) break;
       __syncwarp();  // what was here is copied
       round(totals, first_n, first, shared);
       __syncwarp();
-      copy(first_n + first, shared);
+      copy(first_n + first, end, shared);
     }
   }
 
@@ -117,10 +119,11 @@ class Epilogue {
 
   __device__ __forceinline__ void round(Totals<P> const& totals, int first_n, int first,
                                         u32 shared) const {
+    constexpr int kEights = (kColumns < kOwn ? kColumns : kOwn) / 8;
     int const lane = place_.lane;
     if constexpr (kBytes == 2) {
 #pragma unroll
-      for (int eight = 0; eight < kColumns / 8; eight += 2) {
+      for (int eight = 0; eight < kEights; eight += 2) {
         u32 pairs[4];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -133,7 +136,7 @@ class Epilogue {
       }
     } else {
 #pragma unroll
-      for (int eight = 0; eight < kColumns / 8; ++eight) {
+      for (int eight = 0; eight < kEights; ++eight) {
         float results[4];
         values(totals, first_n, first / 8 + eight, results);
         int const sixteen = 2 * eight + lane % 4 / 2, inside = lane % 2 * 8;
@@ -144,16 +147,16 @@ class Epilogue {
     }
   }
 
-  /// Copies 16 rows to the result, 16 bytes at a time where its rows allow that. All are read before
+  /// Copies 16 rows to the result, up to column `end`, 16 bytes at a time where its rows allow that. All are read before
   /// the first is stored, since reading takes longer.
-  __device__ __forceinline__ void copy(int first_n, u32 shared) const {
+  __device__ __forceinline__ void copy(int first_n, int end, u32 shared) const {
     int const sixteen = place_.lane % 8, n = first_n + sixteen * kPerChunk;
     int const first_row = place_.lane / 8, m = share_.first + 16 * (place_.warp % 4) + first_row;
+    if (n >= end) return;
     u32 words[kCopies][4];
 #pragma unroll
     for (int i = 0; i < kCopies; ++i)
       load_shared_128(words[i], shared + swizzled(4 * i + first_row, sixteen));
-    if (n >= args_.n) return;
     bool const aligned = args_.n % kPerChunk == 0;
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
