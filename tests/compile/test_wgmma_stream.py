@@ -8,6 +8,7 @@ in the template. Of the tunings that the backend proposes, a family has some by 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -22,6 +23,7 @@ from humming_sm90.backend import Sm90Backend
 from humming_sm90.stream_candidates import EXPERT_SHAPES, SHAPES
 from humming_sm90.stream_kernel import StreamContext
 from humming_sm90.stream_tuning import StreamTuning
+from humming_sm90.wide_tuning import WideTuning
 
 pytestmark = pytest.mark.compile
 
@@ -128,6 +130,28 @@ def test_a_family_compiles_lean(family: int) -> None:
     programs = [workshop().program(spec, "cubin") for spec in specs.values()]
     found = [complaints(*pair) for pair in zip(specs, compile_many(programs), strict=True)]
     assert not any(found), "\n".join(filter(None, found))
+
+
+@pytest.mark.parametrize("family", [0, 13, 14])
+def test_kernels_for_dense_layers_with_more_tiles_than_sms_compile_lean(family: int) -> None:
+    """Streaming ones that share an SM, or have all tokens for 8-bit weights; and wide ones."""
+    case = replace(case_of(family), n=28672)
+    backend, layer = Sm90Backend(case.profile), config_of(case)
+    found: dict[tuple[type, int], StreamTuning | WideTuning] = {}
+    for m in (16, 128):
+        for tuning in backend.candidates(layer, case.compute, Problem(m=m)):
+            of_many = isinstance(tuning, StreamTuning) and shape_of(tuning) == (2, 1, 128)
+            if isinstance(tuning, StreamTuning | WideTuning) and (tuning.ctas > 1 or of_many):
+                found[type(tuning), tuning.tokens] = tuning
+    assert {kind for kind, _ in found} == {StreamTuning, WideTuning}
+    some = list(found.values())[family % 2 :: 2]
+    programs = [
+        workshop().program(backend.kernel(layer, case.compute, tuning), "cubin") for tuning in some
+    ]
+    for tuning, binary in zip(some, compile_many(programs), strict=True):
+        (usage,) = binary.usage
+        spilled = usage.stack + usage.spill_stores + usage.spill_loads
+        assert spilled == 0, f"{tuning}: {usage}"
 
 
 @pytest.mark.parametrize("family", [0, 1])

@@ -15,6 +15,7 @@ from humming_sm75_sm89.launches import splits_of
 from humming_sm75_sm89.layout import MmaLayout
 from humming_sm90.stream_kernel import promotes, refuse_stream
 from humming_sm90.stream_tuning import StreamTuning
+from humming_sm90.wide_candidates import is_crowded
 
 __all__ = ["SHAPES", "estimated_registers", "proposals"]
 
@@ -31,7 +32,10 @@ EXPERT_SHAPES = (
     (2, 1, 16, 4, 3), (2, 1, 16, 4, 2), (2, 1, 32, 4, 3), (2, 1, 32, 3, 2),
     (1, 2, 32, 3, 2), (2, 1, 64, 3, 2), (2, 1, 128, 4, 1),
 )  # fmt: skip
-#: With activations of 8 bits more were slower than the wide kernels (28 instead of 32 us).
+#: Those of them for dense layers with more tiles than SMs.
+CROWDED_SHAPES = ((2, 1, 16, 4, 3), (2, 1, 32, 4, 3), (2, 1, 64, 3, 2), (2, 1, 128, 4, 1))
+#: With activations of 8 bits more were slower than the wide kernels (28 instead of 32 us), where
+#: there are no more tiles than SMs.
 _MOST_BYTE_TOKENS = 64
 #: Gathered activations pass through registers, one stage ahead.
 _GATHERED_STAGES = 2
@@ -43,6 +47,8 @@ _SM_REGISTERS, _MOST_REGISTERS = 65536, 255
 #: operands or for sums. Fitted, on the safe side, to where ptxas 13.5 spills.
 _REGISTERS = 64
 _ROUTED, _ROUTED_BYTES = 20, 13
+#: Codes of 8 bits decoded to 16 where several CTAs of a dense layer share an SM.
+_CROWDED_BYTES = 8
 #: With rows that routing finds, MMAs of several widths and several CTAs in an SM; the last is what
 #: less is enough for 16 tokens and activations of 8 bits.
 _WIDTHS, _WIDTHS_ZERO, _WIDTHS_FEW = {"zero": 24, "code": 14, "scales": 24}, 4, 29
@@ -74,11 +80,13 @@ def proposals(
     if compute.batch_invariant or refuse_stream(layer, compute, layout):
         return
     shapes = [(*shape, 1) for shape in SHAPES]
+    if layer.activation.format.bits == 8:
+        shapes = [shape for shape in shapes if shape[2] <= _MOST_BYTE_TOKENS]
     if compute.gemm is not GemmKind.DENSE:
         shapes += EXPERT_SHAPES
+    elif is_crowded(profile, layer):
+        shapes += CROWDED_SHAPES
     for n, k, tokens, stages, ctas in shapes:
-        if tokens > _MOST_BYTE_TOKENS and layer.activation.format.bits == 8:
-            continue
         for folds in (False, True) if can_fold(layer, layout) else (False,):
             shape = StreamTuning(
                 groups_n=n,
@@ -106,6 +114,8 @@ def estimated_registers(
     if compute.gemm is not GemmKind.DENSE:
         registers += _ROUTED + _ROUTED_BYTES * (layer.weight.code.bits == 8)
         registers += _for_widths(layer, compute, layout, tuning)
+    elif tuning.ctas > 1 and layer.activation.format.bits == 16:
+        registers += _CROWDED_BYTES * (layer.weight.code.bits == 8)
     if layer.weight.zero is Zero.INTEGER:
         registers += _ZERO_POINT
     if layout.has_scales:

@@ -30,8 +30,14 @@ _PRODUCTS = 2048
 _PROMOTE, _FOLD, _PER_STEP = 1.5, 9.0, 60.0
 #: Bytes per cycle from L2 to an SM.
 _L2_BYTES = 64.0
-#: Cycles of a tile beside its steps, and what the sums of another CTA take.
-_PER_TILE, _PER_PART = 1500.0, 5000.0
+#: Cycles of a tile beside its steps.
+_PER_TILE = 1500.0
+#: Of sums that go through memory: in any case, for each CTA, and for each sum of a tile. N = 1280
+#: and K = 8192, int4 by bf16, by parts of K 1, 2, 3 and 4: 1x6 warpgroups of 64x16 took 13.5 11.6
+#: 10.1 10.2, 2x2 of 64x128 47.5 30.8 24.9 21.7 (H200, 2026-11-30).
+_PARTS, _PER_PART, _PER_SUM = 200.0, 600.0, 0.2
+#: How much longer memory takes for each part: FP8 with 2112 x 7168 takes 12.3 us in one, 13.3 in 4.
+_PART_MEMORY = 0.05
 #: Of a team, from the barrier of a step to the next, however little there is to do.
 _STEP_LATENCY = 900.0
 #: How much of the next is not hidden behind what takes longest: in an SM, the less the more teams
@@ -71,7 +77,7 @@ def microseconds(  # budget: what a backend is asked about
     tuning: StreamTuning,
 ) -> float:
     """Estimated time of a call on this device."""
-    if compute.gemm is not GemmKind.DENSE:
+    if compute.gemm is not GemmKind.DENSE or tuning.ctas > 1 or _is_crowded(profile, layer, tuning):
         return _expert_us(profile, layer, compute, layout, problem, tuning)
     sms = profile.limits.sm_count or _SMS
     clock = min(profile.rates.clock_mhz or _CLOCK_MHZ, _CLOCK_MHZ)
@@ -79,14 +85,22 @@ def microseconds(  # budget: what a backend is asked about
     parts = tuning.partition.splits if tuning.partition.split is Split.SPLIT_K else 1
     waves = ceil_div(tiles * parts, sms * tuning.ctas)
     steps = ceil_div(ceil_div(ceil_div(layer.k, 128), parts), tuning.groups_k)
-    cycles = (
-        steps * _step_cycles(layer, compute, layout, tuning) + _PER_TILE + _PER_PART * (parts - 1)
-    )
+    cycles = steps * _step_cycles(layer, compute, layout, tuning) + _PER_TILE
+    if parts > 1:
+        cycles += _PARTS + _PER_PART * parts + _PER_SUM * tuning.tile_n * tuning.tile_m
     compute_us = waves * cycles / clock * (_WAVES if waves > 1 else 1.0)
     memory = cost.memory_us(profile, layer, layout, problem, compute)
+    memory *= 1 + _PART_MEMORY * (parts - 1)
     longer, shorter = max(compute_us, memory), min(compute_us, memory)
-    # A wave waits for its weights, though the first has left them in L2.
-    return _LAUNCH_US + longer + _NOT_HIDDEN_MEMORY * (shorter + memory * (waves - 1))
+    # A wave waits for its weights, though the first has left them in L2; as tiles beside it do.
+    again = max(waves, ceil_div(problem.m, tuning.tile_m)) - 1
+    return _LAUNCH_US + longer + _NOT_HIDDEN_MEMORY * (shorter + memory * again)
+
+
+def _is_crowded(profile: DeviceProfile, layer: LayerConfig, tuning: StreamTuning) -> bool:
+    """Whether SMs have tiles one after the other, and no teams that wait for one another."""
+    sms = profile.limits.sm_count or _SMS
+    return tuning.groups_k == 1 and ceil_div(layer.n, tuning.tile_n) > sms
 
 
 def mma_microseconds(  # budget: what a backend is asked about
@@ -137,7 +151,7 @@ def _expert_us(  # budget: what a backend is asked about
     problem: Problem,
     tuning: StreamTuning,
 ) -> float:
-    """Of the tiles of experts, whose MMAs are as wide as they have rows."""
+    """Of the tiles of experts, whose MMAs are as wide as they have rows; or of many dense ones."""
     sms = profile.limits.sm_count or _SMS
     clock = min(profile.rates.clock_mhz or _CLOCK_MHZ, _CLOCK_MHZ)
     bits = layer.activation.format.bits

@@ -38,13 +38,15 @@ from humming_sm90.wide_tuning import (
 __all__ = ["decode_instructions", "microseconds", "proposals"]
 
 #: Tokens of a tile, the most stages, CTAs of an SM: more were no faster where they were measured.
-_SHAPES = ((256, 5, 1), (128, 8, 1), (64, 8, 1))
+_SHAPES = ((256, 5, 1), (192, 6, 1), (160, 7, 1), (128, 8, 1), (64, 8, 1))
 #: Those of experts, which often have a few rows more than the mean: 160 in the place of 128, or 288
 #: in that of 256. If they have few, two CTAs of an SM read more of memory than one.
 _GROUPED_SHAPES = (
     (288, 5, 1), (256, 5, 1), (192, 6, 1), (160, 7, 1), (128, 8, 1), (64, 8, 1),
     (16, 9, 2), (32, 8, 2), (48, 8, 2), (64, 8, 2),
 )  # fmt: skip
+#: Those of dense layers with few tokens, where there are more tiles than SMs.
+_CROWDED_SHAPES = ((16, 9, 2), (32, 8, 2))
 #: Halves of the smallest tiles that rows may fill.
 _MOST_FEW_TILES = 4
 #: Registers of sums that a thread has room for where an SM has two CTAs, and that integer zero
@@ -97,8 +99,22 @@ _GROUPED, _GROUPED_BLOCKED, _SHARED_DECODE = 1.35, 0.95, 0.85
 _EACH_TILE_US, _NOT_HIDDEN = 1.1, 0.05
 #: Bytes per cycle that an SM gets of L2.
 _FILL_BYTES = 45.0
-#: Of a launch; of a CTA's first copies and last stores; of sums of another CTA.
-_LAUNCH_US, _TILE_US, _PART_US = 5.4, 3.1, 2.0
+#: Of a launch; of a CTA's first copies and last stores.
+_LAUNCH_US, _TILE_US = 5.4, 3.1
+#: Of sums that go through memory, and of those of each CTA; and how these grow with tokens.
+_PARTS_US, _PARTS_TOKEN_US, _PART_US, _PART_TOKEN_US = 0.6, 0.0055, 0.15, 0.002
+# N = 1280, K = 8192 on an H200, 2026-11-30, microseconds. M = 128, tiles of 64 tokens, by parts of
+# K 1, 2, 4 and 6: int4 by bf16 32.0 20.9 15.7 14.1, MXFP4 by FP8 25.0 18.3 14.3 13.5. M = 2048,
+# tiles of 128, 160, 192 and 256 tokens: int4 by bf16 89.9 57.1 64.8 82.9, FP8 49.3 34.4 37.8 46.8.
+
+#: Of the bandwidth of memory, what experts and dense layers get: bulk copies of 69 MB take 25.8 us
+#: where loads take 22.2.
+_SHARE, _DENSE_SHARE = 0.87, 0.75
+#: Of a dense layer: what a step takes more, and less per token; how long it takes where most SMs
+#: have nothing to do, and the clock is higher.
+_DENSE_STEP, _DENSE_LESS, _IDLE = 85.0, 0.45, 0.8
+#: Of its tiles but the first, in any case and per token.
+_NEXT_US, _NEXT_TOKEN_US = 0.1, 0.006
 
 
 def proposals(
@@ -116,7 +132,10 @@ def proposals(
     if refuse_wide(layer, compute, layout) is not None or compute.batch_invariant:
         return
     grouped = compute.gemm is not GemmKind.DENSE
-    for tokens, most, ctas in _GROUPED_SHAPES if grouped else _SHAPES:
+    shapes: tuple[tuple[int, int, int], ...] = _GROUPED_SHAPES if grouped else _SHAPES
+    if not grouped and is_crowded(profile, layer):
+        shapes += _CROWDED_SHAPES
+    for tokens, most, ctas in shapes:
         filled = 2 * _mean_rows(layer, compute, problem) / tokens
         if tokens > TILE_N // 2 and (filled < 1 if grouped else filled <= 1):
             continue  # half of what is multiplied would be nothing
@@ -134,6 +153,11 @@ def proposals(
                 yield from _split(profile, layer, compute, problem, found)
 
 
+def is_crowded(profile: DeviceProfile, layer: LayerConfig) -> bool:
+    """Whether a dense layer with few tokens has more tiles than there are SMs."""
+    return ceil_div(layer.n, TILE_N) > (profile.limits.sm_count or _SOME_SMS)
+
+
 def _has_registers(
     layer: LayerConfig, compute: ComputeConfig, layout: MmaLayout, tuning: WideTuning
 ) -> bool:
@@ -142,6 +166,8 @@ def _has_registers(
     if tuning.ctas > 1:
         room = _SHARED_SUMS - _SHARED_ZEROS * (layout.weight.zero is Zero.INTEGER)
         if compute.gemm is GemmKind.INDEXED and tuning.tokens > _SHARED_GATHERED:
+            return False
+        if compute.gemm is GemmKind.DENSE and room < _SHARED_SUMS and _intervals(layout) > 2:
             return False
         return tuning.tokens // 2 * (1 + promoted + 2 * zeros) <= room
     if not promoted:
@@ -217,16 +243,25 @@ def microseconds(  # budget: what a backend is asked about
     items = row_tiles * ceil_div(layer.n, TILE_N) * tuning.splits
     waves = ceil(items / (sms * tuning.ctas)) * tuning.ctas
     steps = 128 // step_of(layout) * ceil_div(ceil_div(layer.k, 128), tuning.splits)
-    compute_us = waves * steps * cycles / row_tiles / clock + _TILE_US
+    compute_us = waves * steps * cycles / row_tiles / clock
     if grouped:
-        compute_us += waves * _EACH_TILE_US
+        compute_us += _TILE_US + waves * _EACH_TILE_US
+    else:
+        busy = min(items / (sms * tuning.ctas), 1.0)
+        compute_us *= _IDLE + (1 - _IDLE) * busy
+        compute_us += _TILE_US + (waves - 1) * (_NEXT_US + _NEXT_TOKEN_US * tuning.tokens)
     bits = layer.weight.bits_per_weight(layer.n, layer.k)
     moved = sum(experts for experts, _ in found) * layer.n * layer.k * bits
     every = sum(experts * rows for experts, rows in found)
     moved += every * (layer.k * layer.activation.format.bits + layer.n * layer.output.bits)
-    memory_us = moved / 8 / ((profile.rates.dram_gbps or _SOME_GBPS) * 0.87e3)
-    parts_us = _PART_US * tuning.splits * (tuning.splits > 1)
-    memory_us += _TILE_US * (tuning.splits > 1)
+    share = _SHARE if grouped else _DENSE_SHARE
+    memory_us = moved / 8 / ((profile.rates.dram_gbps or _SOME_GBPS) * share * 1e3)
+    if not grouped:
+        memory_us += _TILE_US
+    parts_us = 0.0
+    if tuning.splits > 1:
+        parts_us = _PARTS_US + _PARTS_TOKEN_US * tuning.tokens
+        parts_us += tuning.splits * (_PART_US + _PART_TOKEN_US * tuning.tokens)
     rest_us = _NOT_HIDDEN * grouped * min(compute_us, memory_us)
     find = find_us(layer) if grouped else 0.0
     return _LAUNCH_US + max(compute_us, memory_us) + rest_us + parts_us + find
@@ -244,6 +279,8 @@ def _step_cycles(  # budget: what decides it, and tokens
         + _SCALE_CYCLES * further
     )
     grouped = compute.gemm is not GemmKind.DENSE
+    if not grouped:
+        mma += _DENSE_STEP - _DENSE_LESS * tokens
     blocked = _GROUPED_BLOCKED if grouped else _BLOCKED
     if promotes(layer, compute, layout, tuning):
         blocked = _BLOCKED
