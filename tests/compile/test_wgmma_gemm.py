@@ -137,9 +137,9 @@ def test_shared_memory_is_planned_and_fits() -> None:
     layer, problem = config_of(case), Problem(m=4096)
     shapes = [spec.launch(problem, layer) for spec in specs_of(0)]
     assert [shape.shared_bytes for shape in shapes] == [
-        4 * (48 * 1024 + 512 + 32) + 16 * 1024,
-        6 * (32 * 1024 + 512 + 32) + 16 * 1024,
-        8 * (24 * 1024 + 512 + 32) + 16 * 1024,
+        4 * (48 * 1024 + 512 + 48) + 16 * 1024,
+        6 * (32 * 1024 + 512 + 48) + 16 * 1024,
+        8 * (24 * 1024 + 512 + 48) + 16 * 1024,
     ]
     for family in range(len(FAMILIES)):
         limits = case_of(family).profile.limits
@@ -148,6 +148,6 @@ def test_shared_memory_is_planned_and_fits() -> None:
             assert shape.shared_bytes <= limits.smem_block_bytes
             assert (shape.block, shape.grid[0] <= limits.sm_count) == ((384, 1, 1), True)
     indexed = WgmmaTuning().shared_bytes(row_groups=True, scales=False, indexed=True)
-    assert indexed == 4 * (48 * 1024 + 512 + 32) + 16 * 1024 + 512
+    assert indexed == 4 * (48 * 1024 + 512 + 48) + 16 * 1024 + 512
     scaled = WgmmaTuning(tile_n=256, stages=4).shared_bytes(row_groups=True, scales=True)
-    assert scaled == 4 * (48 * 1024 + 512 + 1024 + 32) + 16 * 1024
+    assert scaled == 4 * (48 * 1024 + 512 + 1024 + 48) + 16 * 1024

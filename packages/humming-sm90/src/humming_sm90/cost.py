@@ -27,15 +27,21 @@ _MMA_CYCLES_PER_ROW = 4.0
 _PROMOTION, _STEP_CYCLES = 1.22, 12.0
 #: Bytes per cycle that an SM gets of L2, which bound narrow tiles; and the least that a step takes.
 _FILL_BYTES, _LEAST_CYCLES = 46.0, 300.0
-#: Of a tile: the last stores, and where rows are grouped finding the next one.
-_TILE_CYCLES, _FIND_CYCLES = 700.0, 800.0
+#: Of a tile of experts: the last stores, and what is known of the next one; and how much of that
+#: memory waits for: with tiles of 64 rows of weights 0.6 us, with 2048 of K (H200, 2026-11-30).
+_TILE_CYCLES, _TILE_NOT_HIDDEN = 1000.0, 0.5
+#: Waves of a call whose last is broken: how many experts have rows is not known.
+_LAST_WAVE = 0.5
 #: Of a step, per row of activations that is chosen by index, which threads copy and TMA does not:
 #: 128 rows of an expert take 9 to 22 % longer, 16 take 1 to 5 % (H200, 2026-11-30).
 GATHER_CYCLES = 1.0
+#: The least that a step takes then: with tiles of 64 rows of weights a step took 0.31 to 0.37 us,
+#: where memory would have them in 0.25 (H200, 2026-11-30).
+_LEAST_GATHERED = 560.0
 #: To find the tiles of 32 experts whose rows lie together, or are sorted: with 256 of them and 1
-#: token int4 products by mma.sync took 46 and 30 us, and 43 and 27 where tiles are given (H200,
-#: 2026-11-30).
-_FIND_US = 0.37
+#: token int4 products by mma.sync took 41.9 and 27.2 us, and 42.1 and 26.4 where tiles are given
+#: (H200, 2026-11-30).
+_FIND_US = 0.06
 #: How much of the shorter of copying and multiplying is not hidden behind the longer.
 _NOT_HIDDEN = 0.05
 #: Of the bandwidth of memory, what a long and a short call get.
@@ -61,24 +67,28 @@ def microseconds(  # budget: what a backend is asked about
         return _dense_us(profile, layer, layout, problem, tuning)
     sms = profile.limits.sm_count or _SMS
     clock = (profile.rates.clock_mhz or _CLOCK_MHZ) * _LOAD_CLOCK
-    per_tile = _TILE_CYCLES + _FIND_CYCLES
     gathered, steps = 0.0, layout.groups
+    indexed = compute.gemm is GemmKind.INDEXED
     tiles, cycles, rows = 0.0, 0.0, 0.0
     for experts, count in spread(layer, compute, problem):
         whole, rest = divmod(count, tuning.tokens)
         for number, size in ((whole, tuning.tokens), (rest > 0, rest)):
             tiles += experts * number
             step = _step_cycles(tuning, size, alone=not whole)
+            if indexed:
+                step = max(step, _LEAST_GATHERED)
             gathered += experts * number * steps * size * GATHER_CYCLES
-            cycles += experts * number * (steps * step + per_tile)
+            cycles += experts * number * (steps * step + _TILE_CYCLES)
         rows += experts * count
-    waves = max(tiles * ceil_div(layer.n, tuning.tile_n) / sms, 1.0)
+    waves = tiles * ceil_div(layer.n, tuning.tile_n) / sms
+    waves = waves + _LAST_WAVE if waves > 1.0 else 1.0
     compute_us = waves * cycles / tiles / clock
     # As if each row of tiles of an expert read the weights from memory: why is not known.
     moved = tiles * layer.n * layer.k + rows * (layer.k + layer.n * layer.output.bits / 8)
     memory_us = moved / ((profile.rates.dram_gbps or _DRAM_GBPS) * _LONG * 1e3)
+    memory_us *= waves / max(waves - _LAST_WAVE, 1.0)
+    memory_us += waves * _TILE_NOT_HIDDEN * _TILE_CYCLES / clock
     longer, shorter = max(compute_us, memory_us), min(compute_us, memory_us)
-    indexed = compute.gemm is GemmKind.INDEXED
     gather_us = indexed * waves * gathered / tiles / clock
     return _LAUNCH_US + longer + _NOT_HIDDEN * shorter + gather_us
 

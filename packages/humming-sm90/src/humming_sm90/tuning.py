@@ -19,6 +19,8 @@ _TILES_N = (64, 128, 256)
 _MOST_CHUNK = 128
 #: Where the CTA that comes last says so to its threads.
 _FLAG_BYTES = 16
+#: Of a stage: scales of blocks, both barriers, and what is told of a tile that begins there.
+_STAGE_BYTES = 16 + 2 * 8 + 16
 _WARPS = 8  # that multiply
 _MOST_STAGES = 16
 
@@ -88,6 +90,6 @@ class WgmmaTuning(TuningConfig):
             indexed: rows of activations are chosen by index.
         """
         operands = (self.tokens + self.tile_n) * STEP
-        stage = operands + 4 * self.tokens * row_groups + 4 * self.tile_n * scales + 16 + 2 * 8
+        stage = operands + 4 * self.tokens * row_groups + 4 * self.tile_n * scales + _STAGE_BYTES
         rest = 4 * self.tokens * indexed + _FLAG_BYTES * (self.splits > 1)
         return self.stages * stage + _WARPS * 16 * STEP + rest

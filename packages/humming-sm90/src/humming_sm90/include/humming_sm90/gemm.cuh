@@ -49,7 +49,7 @@ __device__ __forceinline__ void consume(Arguments const& args, Items<P> const& i
                                         Shared<P> const& shared) {
   Consumer const place;
   Ring<P::kStages> ring;
-  items.for_each([&](Item const& item) {
+  items.for_each_told(shared, ring, [&](Item const& item) {
     Share<P> const share(item.tile, place);
     Epilogue<P> epilogue(args, item.tile, place, share);
     Totals<P> totals;

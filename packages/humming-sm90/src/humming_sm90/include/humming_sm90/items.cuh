@@ -12,8 +12,9 @@ struct Item {
   int part, parts, begin, end;
 };
 
-/// The items of a launch: those of a split-K Schedule. Producers and consumers walk through them side
-/// by side. Parts of a tile are neighbours, so that they are done at the same time.
+/// The items of a launch: those of a split-K Schedule. Parts of a tile are neighbours, so that they are
+/// done at the same time. Who copies finds them, which takes hundreds of cycles where rows are grouped,
+/// and tells who multiplies, who would wait for it.
 template <class P>
 class Items {
  public:
@@ -21,7 +22,7 @@ class Items {
   __device__ __forceinline__ Items(Arguments const& args, int* prefix)
       : tiles_(args, prefix), args_(args) {}
 
-  /// Calls `body` with each item of this CTA.
+  /// Calls `body` with each item of this CTA, as it is found.
   template <class Body>
   __device__ __forceinline__ void for_each(Body const& body) const {
     u32 const steps = args_.steps();
@@ -34,6 +35,35 @@ class Items {
       u32 const begin = part * length + (part < longer ? part : longer);
       u32 const end = begin + length + (part < longer);
       body(Item{tiles_.tile(tile), tile, int(part), int(parts), int(begin), int(end)});
+    }
+  }
+
+  /// Calls `body` with each item of this CTA, as it is told at the first of its stages, where `ring`
+  /// is before. Every thread that multiplies calls it.
+  template <class Body>
+  __device__ __forceinline__ void for_each_told(Shared<P> const& shared, Ring<P::kStages> const& ring,
+                                                Body const& body) const {
+    if constexpr (P::kSplits > 1) {
+      for_each(body);
+    } else {
+      u32 const count = tiles_.count();
+      for (u32 number = blockIdx.x; number < count; number += gridDim.x) {
+        mbarrier_wait(shared.full(ring.stage), ring.parity);
+        u32 words[4];
+        load_shared_128(words, shared.told(ring.stage));
+        Tile const tile{int(words[0]), int(words[1]), Index(words[2]), int(words[3] / 2),
+                        bool(words[3] % 2)};
+        body(Item{tile, number, 0, 1, 0, args_.steps()});
+      }
+    }
+  }
+
+  /// Tells an item that begins at a stage; an arrival at the stage's barrier follows.
+  static __device__ __forceinline__ void tell(Shared<P> const& shared, u32 stage, Tile const& tile) {
+    if constexpr (P::kSplits == 1) {
+      u32 const words[4] = {u32(tile.expert), u32(tile.column), u32(tile.first),
+                            2 * u32(tile.count) + tile.alone};
+      store_shared_128(shared.told(stage), words);
     }
   }
 

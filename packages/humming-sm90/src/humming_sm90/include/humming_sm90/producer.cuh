@@ -5,8 +5,8 @@
 
 namespace humming::sm90 {
 
-/// Fills stages with weights, and with their scales of the step where each row has its own. One
-/// thread calls it.
+/// Fills stages with weights, and with their scales of the step where each row has its own, and tells
+/// items. One thread calls it.
 template <class P>
 __device__ __forceinline__ void copy_weights(Arguments const& args, Items<P> const& items,
                                              Shared<P> const& shared) {
@@ -20,6 +20,7 @@ __device__ __forceinline__ void copy_weights(Arguments const& args, Items<P> con
     for (int step = item.begin; step < item.end; ++step) {
       u32 const full = shared.full(ring.stage);
       mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
+      if (step == item.begin) items.tell(shared, ring.stage, tile);
       mbarrier_arrive_expect_tx(full, Plan<P>::kWeightBytes + Plan<P>::kScaleBytes);
       cp_async_bulk_tensor(shared.weight(ring.stage), args.weight, step, first_n / kPanelRows,
                            tile.expert, full);

@@ -116,7 +116,8 @@ struct Plan {
   static constexpr int kBlockScales = kRowScales + P::kStages * kRowScaleBytes;
   static constexpr int kDistances = kBlockScales + P::kStages * kBlockScaleBytes;
   static constexpr int kFlag = kDistances + (kIndexed ? Gather::kSharedBytes : 0);
-  static constexpr int kFull = kFlag + (P::kSplits > 1 ? 16 : 0);
+  static constexpr int kTold = kFlag + (P::kSplits > 1 ? 16 : 0);
+  static constexpr int kFull = kTold + 16 * P::kStages;
   static constexpr int kEmpty = kFull + 8 * P::kStages;
   static constexpr int kSharedBytes = kEmpty + 8 * P::kStages;
   static_assert(kSharedBytes <= 232448, "Plan: more shared memory than a CTA can have");
@@ -144,6 +145,8 @@ struct Shared {
   }
   __device__ __forceinline__ u32 distances() const { return base + L::kDistances; }
   __device__ __forceinline__ u32 flag() const { return base + L::kFlag; }
+  /// Of the item that begins at a stage, if one does.
+  __device__ __forceinline__ u32 told(u32 stage) const { return base + L::kTold + 16 * stage; }
   __device__ __forceinline__ u32 full(u32 stage) const { return base + L::kFull + 8 * stage; }
   __device__ __forceinline__ u32 empty(u32 stage) const { return base + L::kEmpty + 8 * stage; }
 };
