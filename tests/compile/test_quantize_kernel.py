@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from quantize_cases import STORED, Quantized, midpoints, program, sample, stored_of
+from quantize_cases import STORED, Quantized, below, midpoints, program, sample, stored_of
 
 import humming_sim
 from humming.backend import Problem
@@ -205,6 +205,27 @@ def test_divisors_just_below_a_power_of_two_are_no_exception(text: str) -> None:
     x = torch.cat([powers, -powers]).expand(9, -1).contiguous()
     for dtype in DTYPES.values():
         check(text, x.to(dtype), 64, stored=divisors)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_pairs_of_numbers_become_the_codes_of_each(dtype: torch.dtype) -> None:
+    """Under a run of eight powers of two, as it matters which of eight it is, and at the ends."""
+    powers = [-24, -16, -15, 12] if dtype == torch.float16 else [*range(-3, 5), -55, 57]
+    peaks = (6 * 2.0 ** torch.tensor(powers, dtype=torch.float64)).to(dtype)
+    x = below(peaks, 32, 5)
+    check("e2m1-g32-e8m0", x, x.shape[1])
+
+
+@pytest.mark.parametrize("stored", [STORED, 2.0**-17, 2.0**-26, 2.0**-38])
+@pytest.mark.parametrize("source", DTYPES)
+def test_numbers_far_beyond_the_largest_code_become_that(source: str, stored: float) -> None:
+    """Also under divisors that f16 has no number near to, and where all numbers are that large."""
+    x = torch.randn(6, 64) * 4.0 ** torch.arange(-12, 12, 4)[:, None]
+    x[:, 3::5] = 2.0**-24
+    x[:, 16:32] = 0.0
+    x = torch.where(torch.arange(64) % 7 == 0, x.abs().clamp(max=6e4) * -1, x)
+    for text in ("e2m1-g16-e4m3fn-tensor-static", "e2m1-tensor-f32-static"):
+        check(text, x.clamp(-6e4, 6e4).to(DTYPES[source]), 64, stored=torch.tensor([stored]))
 
 
 @pytest.mark.parametrize("rows", range(1, 10))

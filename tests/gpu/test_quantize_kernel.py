@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from quantize_cases import Quantized, program, sample, stored_of
+from quantize_cases import STORED, Quantized, below, program, sample, stored_of
 from routing_cases import layer_of
 
 from humming.activations import hadamard
@@ -91,6 +91,18 @@ def test_random_bits_are_quantized_as_the_reference_does(text: str) -> None:
         x[::2] = torch.randn(256, 2048).to(dtype)  # most rows of random bits have a NaN
         x[1::4] = x[1::4].nan_to_num(nan=1.0)
         Kernel(text, dtype, 2048)(x.cuda())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_all_numbers_of_16_bits_under_many_scales_of_e2m1(dtype: torch.dtype) -> None:
+    first, last = (-24, 13) if dtype == torch.float16 else (-55, 58)
+    peaks = 6 * 2.0 ** torch.arange(first, last, dtype=torch.float64)
+    x = below(peaks.to(dtype), 32, 6)
+    Kernel("e2m1-g32-e8m0", dtype, x.shape[1])(x.cuda())
+    # Divisors with bits of all sorts; the smallest scales are below those of e4m3fn.
+    peaks = STORED * 6 * 2.0 ** torch.linspace(-12, 10, 192 if dtype == torch.float16 else 1536)
+    x = below(peaks.to(dtype), 16, 6)
+    Kernel("e2m1-g16-e4m3fn-tensor-static", dtype, x.shape[1])(x.cuda())
 
 
 @pytest.mark.parametrize("offset", [0, 1, 8])

@@ -109,6 +109,19 @@ def beside_ties(x: torch.Tensor, scheme: ActivationScheme, rng: torch.Generator)
     return wanted[0]
 
 
+def below(peaks: torch.Tensor, group: int, binades: int) -> torch.Tensor:
+    """Rows of whole groups: each begins with the row's peak, of 16 bits, and has numbers of either
+    sign that are no larger; a row has all of those down to `binades` binades below its peak."""
+    ints = peaks.abs().view(torch.int16).int()
+    count = binades << (10 if peaks.dtype == torch.float16 else 7)
+    places = torch.arange(-(-2 * count // (group - 1)) * (group - 1))
+    # Below a small peak there are fewer: those are there again.
+    found = (ints[:, None] - places // 2).clamp(min=0) | (places % 2 << 15)
+    found = found.unflatten(1, (-1, group - 1))
+    first = ints[:, None, None].expand(-1, found.shape[1], 1)
+    return torch.cat([first, found], dim=2).flatten(1).to(torch.int16).view(peaks.dtype)
+
+
 @dataclass(frozen=True)
 class Quantized:
     """What a kernel writes: bytes [rows, code_bytes], f32 [rows], f32 [rows, groups] or nothing."""

@@ -132,26 +132,36 @@ __device__ __forceinline__ float rcp_approx(float value) {
   return inverse;
 }
 
+/// Whether 2^-kExponent <= value < 2^kExponent.
+template <int kExponent>
+__device__ __forceinline__ bool is_within(float value) {
+  constexpr u32 kLeast = u32(127 - kExponent) << 23, kRange = u32(2 * kExponent) << 23;
+  return __float_as_uint(value) - kLeast < kRange;
+}
+
 /// x / d for codes, where is_usual() says so of both: 1 / d as the sum of two numbers.
 ///
 /// kNarrow: x has at most 11 significant bits, and the quotient's relative error is below 2^-43
 /// before it is rounded to f32. No x / d lies that near to the middle between a tie of codes and
 /// its neighbour in f32, unless d is just below a power of two; test_quantize_division.py looks at
 /// all of them. So codes are as if the quotient had been rounded correctly. Any other x takes a
-/// correction, after which it is (Markstein 1990).
-template <bool kNarrow>
+/// correction, after which it is (Markstein 1990). kSigned: zeros need their signs.
+template <bool kNarrow, bool kSigned>
 struct Reciprocal {
   float high, low, divisor;
 
   __device__ __forceinline__ explicit Reciprocal(float d) : divisor(d) {
+    high = kNarrow ? rcp_approx(d) : __frcp_rn(d);
     // Below 1 / d: were `low` negative, -0 would become 0.
-    high = kNarrow ? __uint_as_float(__float_as_uint(rcp_approx(d)) - 1) : __frcp_rn(d);
+    if constexpr (kNarrow && kSigned) high = __uint_as_float(__float_as_uint(high) - 1);
     low = __fmul_rn(__fmaf_rn(-d, high, 1.0f), high);
   }
 
   static __device__ __forceinline__ bool is_usual(float d) {
-    u32 const bits = __float_as_uint(d), least = u32(127 - 60) << 23, range = u32(2 * 60) << 23;
-    return bits - least < range && (!kNarrow || (~bits & 0x007fffffu) != 0);
+    return is_within<60>(d) && is_usual_significand(d);
+  }
+  static __device__ __forceinline__ bool is_usual_significand(float d) {
+    return !kNarrow || (~__float_as_uint(d) & 0x007fffffu) != 0;
   }
   /// Of the bits of the largest magnitude that is divided: neither NaN nor anything that overflows.
   static __device__ __forceinline__ bool is_usual_peak(u32 bits) {
@@ -161,7 +171,8 @@ struct Reciprocal {
   __device__ __forceinline__ float quotient(float x) const {
     float const q = __fmaf_rn(x, high, __fmul_rn(x, low));
     if constexpr (kNarrow) return q;
-    return copysignf(__fmaf_rn(__fmaf_rn(-q, divisor, x), high, q), x);
+    float const corrected = __fmaf_rn(__fmaf_rn(-q, divisor, x), high, q);
+    return kSigned ? copysignf(corrected, x) : corrected;
   }
 };
 
@@ -172,11 +183,10 @@ struct PowerReciprocal {
   __device__ __forceinline__ explicit PowerReciprocal(float d)
       : inverse(__uint_as_float(0x7f000000u - __float_as_uint(d))), divisor(d) {}
 
-  static __device__ __forceinline__ bool is_usual(float d) {
-    return Reciprocal<false>::is_usual(d);
-  }
+  static __device__ __forceinline__ bool is_usual(float d) { return is_within<60>(d); }
+  static __device__ __forceinline__ bool is_usual_significand(float) { return true; }
   static __device__ __forceinline__ bool is_usual_peak(u32 bits) {
-    return Reciprocal<false>::is_usual_peak(bits);
+    return Reciprocal<false, false>::is_usual_peak(bits);
   }
   __device__ __forceinline__ float quotient(float x) const { return __fmul_rn(x, inverse); }
 };

@@ -33,44 +33,57 @@ __device__ __forceinline__ void store_scales(float& first, float& second, E4m3fn
   second = fmaxf(f16_to_float(static_cast<u16>(halves >> 16)), least);
 }
 
-/// add.rn.sat.f32: the sum, cut to 0 to 1.
-__device__ __forceinline__ float add_sat(float a, float b) {
-  float sum;
-  asm("add.rn.sat.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
-  return sum;
-}
-
 using E2m1 = Float<2, 1, 1, Specials::kNone>;
 
 /// What codes_of() wants the divisors of its quotients multiplied by.
 template <class Code>
 inline constexpr float kDivisorUnit = is_same<Code, E2m1> ? 2.0f : 1.0f;
 
-/// The code in the low byte, of any magnitude, given its half: Codes<E2m1>::nearest() of what is
-/// cut to the largest code, in the units that multiply, which have the time. Up to 2 a code is a
-/// half, up to 4 it is 1, up to 6 it is 2: one sum for each stretch, the earlier ones being whole
-/// and even by then.
-__device__ __forceinline__ u32 e2m1_code(float half) {
-  float sum = __fmaf_rn(add_sat(half, 0.0f), 4.0f, 1 << 23);
-  sum = __fmaf_rn(add_sat(half, -1.0f), 2.0f, sum);
-  return __float_as_uint(__fadd_rn(add_sat(half, -2.0f), sum));
-}
+/// A quotient of any magnitude is cut to this, or to anything between 2.5 and 3.5: what leads to the
+/// largest code.
+inline constexpr float kE2m1Cut = 3.25f;
 
-/// The same of a half up to 3: the magnitude and the number whose last place is a code's, plus what
-/// the exponent lacks below 2^7, so that the low byte has nothing else.
-__device__ __forceinline__ u32 e2m1_code_that_fits(float half) {
+/// The code in the low byte, of any number over kDivisorUnit<E2m1> whose magnitude is below 3.5: the
+/// magnitude and the number whose last place is a code's, plus what the exponent lacks below 2^7, so
+/// that the low byte has nothing else.
+__device__ __forceinline__ u32 e2m1_code(float half) {
   float const begin = fmaxf(__uint_as_float(__float_as_uint(half) & kInfinity), 0.5f);
   return __float_as_uint(__fmaf_rn(begin, (1 << 22) + 2, fabsf(half))) +
          (__float_as_uint(begin) >> 22);
 }
 
-/// Codes of the quotients q (over kDivisorUnit<Code>), finite, of numbers with the signs of
-/// `numbers`: in bytes or, if they are that narrow, in nibbles.
-///
-/// kNative: the device converts to formats of eight bits. kFits: no quotient is further beyond the
-/// largest code than roundings of f32 carry it.
+/// Codes of at most four bits, of quotients as codes_of() has them, without their signs: each in a
+/// nibble of its own, those of integers plus 8.
+template <class Code, bool kFits>
+__device__ __forceinline__ u32 nibbles_of(float const (&q)[8]) {
+  using Of = Codes<Code>;
+  u32 pairs[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    u32 codes[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float value = q[2 * i + j];
+      if constexpr (is_same<Code, E2m1>) {
+        codes[j] = e2m1_code(kFits ? value : fminf(fabsf(value), kE2m1Cut));
+      } else if constexpr (Of::kTwosComplement) {
+        if constexpr (!kFits) value = fmaxf(fminf(value, Of::top()), -Of::top());
+        // The bits above the sum's last byte are those of 2^23.
+        codes[j] = __float_as_uint(__fadd_rn(value, (1 << 23) + 8));
+      } else {
+        value = fabsf(value);
+        codes[j] = Of::nearest(kFits ? value : fminf(value, Of::top()));
+      }
+    }
+    pairs[i] = codes[0] + (codes[1] << 4);
+  }
+  u32 const low = __byte_perm(pairs[0], pairs[1], 0x0040);
+  return __byte_perm(low, __byte_perm(pairs[2], pairs[3], 0x0040), 0x5410);
+}
+
+/// Codes of more bits, likewise; with their signs.
 template <class Code, bool kNative, bool kFits, class Numbers>
-__device__ __forceinline__ u64 codes_of(float const (&q)[8], Numbers const& numbers) {
+__device__ __forceinline__ u64 bytes_of(float const (&q)[8], Numbers const& numbers) {
   using Of = Codes<Code>;
   u32 halves[2];
 #pragma unroll
@@ -83,10 +96,6 @@ __device__ __forceinline__ u64 codes_of(float const (&q)[8], Numbers const& numb
       u32 codes[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        if constexpr (is_same<Code, E2m1>) {
-          codes[i] = kFits ? e2m1_code_that_fits(four[i]) : e2m1_code(fabsf(four[i]));
-          continue;
-        }
         float value = Of::kTwosComplement ? four[i] : fabsf(four[i]);
         if constexpr (!kFits) value = fminf(value, Of::top());
         if constexpr (!kFits && Of::kTwosComplement) value = fmaxf(value, -Of::top());
@@ -103,8 +112,24 @@ __device__ __forceinline__ u64 codes_of(float const (&q)[8], Numbers const& numb
       }
     }
   }
-  if constexpr (Code::kBits > 4) return halves[0] | u64(halves[1]) << 32;
-  return __byte_perm(halves[0] | halves[0] >> 4, halves[1] | halves[1] >> 4, 0x6420);
+  return halves[0] | u64(halves[1]) << 32;
+}
+
+/// Codes of the quotients q (over kDivisorUnit<Code>), finite, of numbers with the signs of
+/// `numbers`: in bytes or, if they are that narrow, in nibbles.
+///
+/// kNative: the device converts to formats of eight bits. kFits: no quotient is further beyond the
+/// largest code than roundings of f32 carry it or, of E2m1, than kE2m1Cut.
+template <class Code, bool kNative, bool kFits, class Numbers>
+__device__ __forceinline__ u64 codes_of(float const (&q)[8], Numbers const& numbers) {
+  if constexpr (Code::kBits > 4) {
+    return bytes_of<Code, kNative, kFits>(q, numbers);
+  } else if constexpr (Codes<Code>::kTwosComplement) {
+    u32 const codes = nibbles_of<Code, kFits>(q) ^ 0x88888888u;
+    return codes & 0x11111111u * ((1u << Code::kBits) - 1);
+  } else {
+    return numbers.template with_signs<Code::kBits>(nibbles_of<Code, kFits>(q));
+  }
 }
 
 // -- magnitudes --------------------------------------------------------------------------------

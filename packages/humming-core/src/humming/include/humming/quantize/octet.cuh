@@ -115,6 +115,29 @@ struct Octet {
     }
   }
 
+  /// Bytes whose highest bits are the signs of the even elements, and of the odd ones.
+  __device__ __forceinline__ void sign_bytes(u32& even, u32& odd) const {
+    if constexpr (kBytes == 4) {
+      even = __byte_perm(__byte_perm(words[0], words[2], 0x0073),
+                         __byte_perm(words[4], words[6], 0x0073), 0x5410);
+      odd = __byte_perm(__byte_perm(words[1], words[3], 0x0073),
+                        __byte_perm(words[5], words[7], 0x0073), 0x5410);
+    } else {
+      u32 const low = __byte_perm(words[0], words[1], 0x7351);
+      u32 const high = __byte_perm(words[2], words[3], 0x7351);
+      even = __byte_perm(low, high, 0x5410);
+      odd = __byte_perm(low, high, 0x7632);
+    }
+  }
+  /// Codes of kBits in nibbles, with their signs.
+  template <int kBits>
+  __device__ __forceinline__ u32 with_signs(u32 codes) const {
+    u32 even, odd;
+    sign_bytes(even, odd);
+    codes |= odd >> (4 - kBits) & 0x10101010u << (kBits - 1);
+    return codes | (even >> (8 - kBits) & 0x01010101u << (kBits - 1));
+  }
+
   /// Codes of x / divisor, whatever both are: in bytes or, if they are that narrow, in nibbles.
   template <class Code>
   __device__ __forceinline__ u64 codes_of_any(float divisor) const {

@@ -66,7 +66,7 @@ struct RowReader {
   /// share an address.
   __device__ __forceinline__ Raw fetch(int first, int more, bool wanted) const {
     Raw raw;
-    wanted = wanted && first + more < k / 8;
+    wanted = wanted && k / 8 - first > more;
     constexpr int kStep = Gate::kInterleaved ? 16 : 8;
     Element const* const place = from + i64(first) * kStep;
     raw.parts[0].template load_if<!Gate::kInterleaved>(place + more * kStep, wanted);

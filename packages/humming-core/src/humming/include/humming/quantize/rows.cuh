@@ -10,8 +10,8 @@
 // number, from memory.
 #pragma once
 
-#include <humming/quantize/convert.cuh>
 #include <humming/quantize/hadamard.cuh>
+#include <humming/quantize/pairs.cuh>
 
 namespace humming {
 
@@ -45,7 +45,8 @@ struct RowQuantizer {
   using Largest = Peak<Source, P::kNative>;
   static constexpr bool kByPowers =
       is_same<Scale, E8m0> && (P::kGroup == 0 || P::kRowScale == RowScale::kNone);
-  using Inverse = Chosen<kByPowers, PowerReciprocal, Reciprocal<!is_same<Source, F32>>>;
+  static constexpr bool kSigned = P::kNative && is_small_float<Code>;
+  using Inverse = Chosen<kByPowers, PowerReciprocal, Reciprocal<!is_same<Source, F32>, kSigned>>;
 
   static constexpr int kGroup = P::kGroup, kVectors = P::kVectors;
   static constexpr bool kNeedsRow = P::kRowScale == RowScale::kToken;
@@ -59,6 +60,9 @@ struct RowQuantizer {
   static constexpr int kTile = kWarps * kVectors * kRun;
   static constexpr bool kFits =
       (is_same<Scale, F32> || is_same<Scale, E8m0>) && (kGroup != 0 || kNeedsRow);
+  static constexpr bool kMayPair = P::kNative && is_half<Source> && is_same<Code, E2m1>;
+  static constexpr bool kPairs = kMayPair && kFits && kByPowers;
+  static constexpr bool kCutPairs = kMayPair && !kFits && is_same<Source, Bf16>;
   static_assert(kGroup % 8 == 0 && (kOctets <= 32 || kOctets % 32 == 0), "as Python refuses");
   static_assert(kVectors % kJoined == 0, "groups lie inside of a warp");
   static constexpr int kBlock = P::kHadamard;
@@ -134,6 +138,10 @@ struct RowQuantizer {
   }
 
   static constexpr bool kSecond = P::kRowScale != RowScale::kNone;
+  /// Whether zeros have a scale that others could have.
+  static constexpr bool kSomeScale = is_same<Scale, E8m0> || (kSecond && Scale::kBits == 8);
+  /// Whether divisors are within a factor of 2^10 of the row's scale.
+  static constexpr bool kNear = kSecond && is_same<Scale, E4m3fn>;
 
   /// What group scales are the largest magnitude divided by.
   static __device__ float per_scale(float second) {
@@ -161,34 +169,46 @@ struct RowQuantizer {
     return stored_scale<Scale>(scale);
   }
 
-  static __device__ void usual_group_scales(u32 const (&peaks)[kShares], Inverse const& per,
-                                            float (&scales)[kShares]) {
+  /// Of two groups, as two are converted at once.
+  static __device__ void usual_group_scales(u32 const (&peaks)[2], Inverse const& per,
+                                            float (&scales)[2]) {
     if constexpr (P::kNative && kSecond && is_same<Scale, E4m3fn>) {
 #pragma unroll
-      for (int g = 0; g < kShares; g += 2) {
-        int const next = g + 1 < kShares ? g + 1 : g;
-        float one = per.quotient(__uint_as_float(peaks[g]));
-        float other = per.quotient(__uint_as_float(peaks[next]));
-        store_scales(one, other, Scale{});
-        scales[next] = other;
-        scales[g] = one;
-      }
+      for (int i = 0; i < 2; ++i) scales[i] = per.quotient(__uint_as_float(peaks[i]));
+      store_scales(scales[0], scales[1], Scale{});
     } else {
 #pragma unroll
-      for (int g = 0; g < kShares; ++g) scales[g] = usual_group_scale(peaks[g], per);
+      for (int i = 0; i < 2; ++i) scales[i] = usual_group_scale(peaks[i], per);
     }
   }
 
-  /// Of the group that begins with octet first + more, if one does; `more` is best a constant.
-  __device__ void store_group(int first, int more, float scale) const {
-    if constexpr (kGroup != 0) {
-      int const groups = (args.k + kGroup - 1) / kGroup;
-      float* const place = args.groups + row * groups + first / kOctets;
-      bool const is_first = has_part() && threadIdx.x % 32 % kLanes == 0;
-      store_if<4>(place + more / kOctets, __float_as_uint(scale),
-                  is_first && 8 * (first + more) < args.k);
+  /// Where results go, of octets from one on; what is further is best a constant.
+  struct Results {
+    u8* codes;
+    float* groups;
+    int octets_left, numbered_left;  // octets of the row, and those with numbers
+
+    __device__ Results(RowQuantizer const& of, int first)
+        : codes(of.args.codes + of.row * row_bytes(of.args.k) + i64(first) * kStoredBytes),
+          groups(nullptr),
+          octets_left(of.has_part() ? of.octets - first : 0),
+          numbered_left(0) {
+      if constexpr (kGroup != 0) {
+        groups = of.args.groups + of.row * ((of.args.k + kGroup - 1) / kGroup) + first / kOctets;
+        bool const is_first = of.has_part() && threadIdx.x % 32 % kLanes == 0;
+        numbered_left = is_first ? (of.args.k + 7) / 8 - first : 0;
+      }
     }
-  }
+    /// Of the group that begins there, if one does.
+    __device__ void store_group(int further, float scale) const {
+      if constexpr (kGroup != 0) {
+        store_if<4>(groups + further / kOctets, __float_as_uint(scale), numbered_left > further);
+      }
+    }
+    __device__ void store_codes(int further, u64 found) const {
+      store_if<kStoredBytes>(codes + further * kStoredBytes, found, octets_left > further);
+    }
+  };
 
   // -- rows as they usually are ------------------------------------------------------------------
 
@@ -219,8 +239,23 @@ struct RowQuantizer {
     return Largest::bits(found);
   }
 
-  /// Largest magnitudes of this thread's groups.
-  __device__ void group_peaks(u32 (&peaks)[kShares]) const {
+  /// Largest magnitudes of this thread's groups, of two in a word if they come as pairs.
+  struct Peaks {
+    static constexpr int kPerWord = Largest::kPairs ? 2 : 1;
+    u32 words[(kShares + kPerWord - 1) / kPerWord];
+
+    __device__ __forceinline__ u32 of(int group) const {
+      if constexpr (Largest::kPairs) return Largest::half_bits(words[group / 2], group % 2);
+      return words[group];
+    }
+    __device__ __forceinline__ u32 largest() const {
+      u32 found = words[0];
+      for (u32 const word : words) found = Largest::larger(found, word);
+      return Largest::bits(found);
+    }
+  };
+  __device__ Peaks group_peaks() const {
+    u32 peaks[kShares + 1];
 #pragma unroll
     for (int g = 0; g < kShares; ++g) {
       peaks[g] = Largest::of(numbers[g * kJoined]);
@@ -229,64 +264,79 @@ struct RowQuantizer {
         peaks[g] = Largest::larger(peaks[g], Largest::of(numbers[g * kJoined + j]));
       }
     }
-    if constexpr (Largest::kPairs) {
+    peaks[kShares] = peaks[kShares - 1];
+    Peaks found;
 #pragma unroll
-      for (int g = 0; g < kShares; g += 2) {
-        int const next = g + 1 < kShares ? g + 1 : g;
-        u32 const joined = Largest::joined(peaks[g], peaks[next]);
-        u32 const pair = neighbours_max<kLanes, Largest>(joined);
-        peaks[next] = Largest::half_bits(pair, 1);
-        peaks[g] = Largest::half_bits(pair, 0);
-      }
-    } else {
-#pragma unroll
-      for (int g = 0; g < kShares; ++g) peaks[g] = neighbours_max<kLanes, Largest>(peaks[g]);
+    for (int g = 0; g < kShares; g += Peaks::kPerWord) {
+      u32 value = peaks[g];
+      if constexpr (Largest::kPairs) value = Largest::joined(value, peaks[g + 1]);
+      found.words[g / Peaks::kPerWord] = neighbours_max<kLanes, Largest>(value);
     }
+    return found;
   }
 
-  __device__ u8* code_place(int octet) const {
-    return args.codes + row * row_bytes(args.k) + i64(octet) * kStoredBytes;
-  }
+  /// From numbers to codes, given the divisor in kUnit.
+  struct Divided {
+    static constexpr float kUnit = kDivisorUnit<Code>;
+    Inverse inverse;
 
-  /// Vector v, whose octet is first + v * kRun.
-  __device__ void encode_octet(int v, int first, Inverse const& inverse) const {
-    float quotients[8];
+    __device__ __forceinline__ explicit Divided(float d) : inverse(d) {}
+    __device__ __forceinline__ u64 codes(Numbers given) const {
+      if constexpr (kCutPairs) given = cut(given, inverse.divisor);
+      float quotients[8];
 #pragma unroll
-    for (int i = 0; i < 8; ++i) quotients[i] = inverse.quotient(numbers[v].value(i));
-    u64 const codes = codes_of<Code, P::kNative, kFits>(quotients, numbers[v]);
-    bool const wanted = has_part() && first + v * kRun < octets;
-    store_if<kStoredBytes>(code_place(first) + v * kRun * kStoredBytes, codes, wanted);
+      for (int i = 0; i < 8; ++i) quotients[i] = inverse.quotient(given.value(i));
+      return codes_of<Code, P::kNative, kFits || kCutPairs>(quotients, given);
+    }
+  };
+  struct DividedPairs {
+    static constexpr float kUnit = 1.0f;
+    PairCodes<Source> pairs;
+
+    __device__ __forceinline__ explicit DividedPairs(float d) : pairs(d) {}
+    __device__ __forceinline__ u64 codes(Numbers const& given) const { return pairs.of(given); }
+  };
+  using Encoder = Chosen<kPairs, DividedPairs, Divided>;
+
+  __device__ void encode_octet(int v, Results const& results, Encoder const& encoder) const {
+    results.store_codes(v * kRun, encoder.codes(numbers[v]));
   }
 
   /// Codes of the tile in registers; returns whether all is as usual, or else they are wrong.
   __device__ bool encode_tile(int tile, float scale, u32 peak) const {
-    int const first = first_octet(tile);
+    Results const results(*this, first_octet(tile));
     if constexpr (kGroup == 0) {
       // The branch keeps all loads before all codes; ptxas would wait for one to make room.
       if constexpr (!kNeedsRow) peak = tile_peak();
       if (!Inverse::is_usual(scale) || !Inverse::is_usual_peak(peak)) return false;
-      Inverse const inverse(scale * kDivisorUnit<Code>);
+      Encoder const encoder(scale * Encoder::kUnit);
 #pragma unroll
-      for (int v = 0; v < kVectors; ++v) encode_octet(v, first, inverse);
+      for (int v = 0; v < kVectors; ++v) encode_octet(v, results, encoder);
       return true;
     } else {
       Inverse const per(per_scale(scale));
       bool is_usual = !kSecond || Inverse::is_usual(per.divisor);
-      u32 peaks[kShares];
-      group_peaks(peaks);
-      float inner[kShares];
-      usual_group_scales(peaks, per, inner);
+      if constexpr (kNear) is_usual &= is_within<40>(scale);
+      float const unit = kSecond ? scale * Encoder::kUnit : Encoder::kUnit;
+      Peaks const peaks = group_peaks();
 #pragma unroll
-      for (int g = 0; g < kShares; ++g) {
-        float divisor = kSecond ? __fmul_rn(inner[g], scale) : inner[g];
-        if (peaks[g] == 0) divisor = 1.0f;  // zeros stay zeros
-        is_usual &= Inverse::is_usual(divisor) && Inverse::is_usual_peak(peaks[g]);
-        Inverse const inverse(divisor * kDivisorUnit<Code>);
-        store_group(first, g * kJoined * kRun, inner[g]);
+      for (int first = 0; first < kShares; first += 2) {
+        int const last = first + 1 < kShares ? first + 1 : first;
+        u32 const two[] = {peaks.of(first), peaks.of(last)};
+        float inner[2];
+        usual_group_scales(two, per, inner);
 #pragma unroll
-        for (int j = 0; j < kJoined; ++j) encode_octet(g * kJoined + j, first, inverse);
+        for (int g = first; g <= last; ++g) {
+          float divisor = __fmul_rn(inner[g - first], unit);
+          if (!kSomeScale && two[g - first] == 0) divisor = 1.0f;  // zeros stay zeros
+          is_usual &= kNear ? Inverse::is_usual_significand(divisor) : Inverse::is_usual(divisor);
+          Encoder const encoder(divisor);
+          results.store_group(g * kJoined * kRun, inner[g - first]);
+#pragma unroll
+          for (int j = 0; j < kJoined; ++j) encode_octet(g * kJoined + j, results, encoder);
+        }
       }
-      return is_usual;
+      return is_usual && Inverse::is_usual_peak(peaks.largest());
     }
   }
 
@@ -340,7 +390,7 @@ struct RowQuantizer {
     float divisor = scale;
     if constexpr (kGroup != 0) {
       float const inner = group_scale(neighbours_max<kLanes, Peak<F32, false>>(peak), scale);
-      store_group(first, 0, inner);
+      Results(*this, first).store_group(0, inner);
       divisor = kSecond ? __fmul_rn(inner, scale) : inner;
     }
 #pragma unroll 1
@@ -349,7 +399,7 @@ struct RowQuantizer {
       u64 codes = any(octet, v + j).template codes_of_any<Code>(divisor);
       i64 const left = args.k - 8 * i64(octet);
       if (left < 8) codes &= left > 0 ? (u64(1) << left * kStoredBytes) - 1 : 0;
-      store_if<kStoredBytes>(code_place(octet), codes, has_part() && octet < octets);
+      Results(*this, octet).store_codes(0, codes);
     }
     return peak;
   }
