@@ -318,10 +318,18 @@ def test_ctas_are_large_enough_to_be_started_in_time(k: int, source: str) -> Non
             assert shape.block[0] > 128, (text, shape)
 
 
-def test_a_thread_has_more_of_long_rows_whose_codes_take_much_computing() -> None:
-    for k, names in ((4096, ("128x4x2", "128x4x2")), (14336, ("224x8", "448x4"))):
-        for text, name in zip(("e2m1-g32-e8m0", "e4m3fn-g32-e8m0"), names, strict=True):
-            assert spec_of(text, number_format("bf16"), k).name.endswith(f"_{name}")
+def test_a_thread_has_more_where_codes_take_much_computing() -> None:
+    static = "e2m1-g16-e4m3fn-tensor-static"
+    for text, source, short, long in (
+        ("e4m3fn-g32-e8m0", "bf16", "128x4x2", "448x4"),
+        ("e4m3fn-g32-e8m0", "f32", "128x4x2", "448x4"),
+        ("e2m1-g32-e8m0", "bf16", "128x4x2", "224x8"),
+        ("e2m1-g16-e4m3fn-token", "bf16", "64x8x4", "224x8"),
+        (static, "bf16", "128x4x2", "224x8"),
+        (static, "f16", "64x8x4", "224x8"),
+    ):
+        for k, name in ((4096, short), (14336, long)):
+            assert spec_of(text, number_format(source), k).name.endswith(f"_{name}")
 
 
 def test_only_rows_with_one_scale_are_kept_whole_whatever_their_length() -> None:

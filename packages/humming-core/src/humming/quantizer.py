@@ -176,9 +176,9 @@ def quantize_tunings(
 
     A multiprocessor needs some 40 KB of loads under way, and has none when all of its warps wait
     for one another; so a thread has a few loads, and a CTA few threads, but so many that starting
-    them is not what takes the time: some 270 start per us, where that was measured. Of long rows
-    whose codes take much computing a thread has more, so that less else is computed. A row whose
-    scale is that of all its numbers is read a second time if its team can't keep it.
+    them is not what takes the time: some 270 start per us, where that was measured. Where codes
+    take much computing a thread has more, so that less else is computed. A row whose scale is that
+    of all its numbers is read a second time if its team can't keep it.
 
     Args:
         scheme: what to quantize to.
@@ -197,10 +197,21 @@ def quantize_tunings(
     octets, whole, tiles = ceil_div(k, _OCTET), usual[:2], QuantizeTuning(few, 256)
     if "token" in (scheme.granularity, scheme.second):
         whole, tiles = usual[:3], usual[2]
-    if scheme.format.name == "e2m1" and octets > _WIDE_OCTETS:
+    if _computes_much(scheme, source, octets):
         whole = whole[1:]
     first = next((t for t in whole if t.vectors * t.threads >= octets), tiles)
     return first, *(tuning for tuning in [*usual, tiles] if tuning != first)
+
+
+def _computes_much(scheme: ActivationScheme, source: NumberFormat, octets: int) -> bool:
+    """Whether more numbers of a thread were faster, on an H200."""
+    if source.bits > 16:
+        return True  # a thread has half as many
+    if scheme.format.name != "e2m1":
+        return False
+    # Two levels of scales leave little time; bf16 is cut to the largest code two at a time.
+    is_busy = bool(scheme.second) and not (scheme.static and source.name == "bf16")
+    return is_busy or octets > _WIDE_OCTETS
 
 
 def quantize_spec(
