@@ -222,6 +222,30 @@ def test_the_shape_and_the_stream_arrive() -> None:
 
 
 @pytest.mark.parametrize(
+    ("binary", "options", "early"),
+    [
+        (CUBIN, {}, False),
+        (CUBIN, {"pdl": 1}, True),
+        (CUBIN + b"_ZN7humming21kernels_await_earlierIvEE", {}, True),
+        (CUBIN + b"_ZN7humming21kernels_await_earlierIvEE", {"pdl": 0}, False),
+    ],
+)
+def test_a_kernel_may_begin_early_if_its_binary_says_that_it_waits(
+    binary: bytes, options: dict[str, int], early: bool
+) -> None:
+    fake = FakeDriver()
+    runtime = CudaRuntime(fake.driver())
+    run = runtime.prepare(runtime.load(binary, "k"), (), (), options)
+    run(ONE)
+    runtime.chain([(run, ONE, ())])([])
+    for launch in fake.launches:
+        assert launch.numAttrs == len(launch.attrs) == early
+        for attribute in launch.attrs:
+            assert attribute.id == "CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION"
+            assert attribute.value.programmaticStreamSerializationAllowed == 1
+
+
+@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"grid": (0, 1, 1)}, r"k \[grid 0x1x1, block 32x1x1\]: grid must have sizes of at least"),

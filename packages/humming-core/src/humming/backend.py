@@ -251,7 +251,9 @@ class KernelSpec:
 
     Attributes:
         name: stable and for people, ``"BACKEND.gemm.bf16_u4_g128"``; fit for a file name.
-        template: path of a Jinja template inside a backend package, ``"PACKAGE/gemm.cu.j2"``.
+        template: path of a Jinja template inside a backend package, ``"PACKAGE/gemm.cu.j2"``. If it
+            calls await_earlier() of ``humming/overlap.cuh``, which says what that asks for, its
+            kernel may begin while the one before it in the stream still runs; no other does.
         context: frozen dataclass whose fields are the template's variables.
         arch: target architecture as the compiler spells it.
         args: in the order of the kernel's parameters. Beside the tensors of

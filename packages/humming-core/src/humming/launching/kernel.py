@@ -14,6 +14,8 @@ __all__ = ["CudaKernel", "LoadedFunction", "image_of"]
 
 _LOG_BYTES = 16 * 1024
 _ELF, _FATBIN = b"\x7fELF", b"\x50\xed\x55\xba"
+#: A name in binaries whose kernel waits for those before it: see include/humming/overlap.cuh.
+_AWAITS = b"kernels_await_earlier"
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,17 @@ class LoadedFunction:
 
 
 class CudaKernel:
-    """One kernel of a binary. It stays loaded until the process ends: graphs may hold it."""
+    """One kernel of a binary. It stays loaded until the process ends: graphs may hold it.
+
+    Attributes:
+        driver, entry: as given.
+        awaits: whether it says of itself that it waits for the kernels before it, and so may begin
+            while they still run.
+    """
 
     def __init__(self, driver: Driver, binary: bytes, entry: str) -> None:
         self.driver, self.entry = driver, entry
+        self.awaits = _AWAITS in binary
         self._image = image_of(binary, entry)
         self._modules: list[Any] = []
         self._functions: dict[int, LoadedFunction] = {}

@@ -16,7 +16,9 @@ from humming.launching.kernel import CudaKernel, LoadedFunction
 __all__ = ["OPTIONS", "CudaLaunch", "describe"]
 
 #: Options of a launch. "pdl": may begin while the kernel before it in the stream still runs; the
-#: kernel then waits for that one's results itself (programmatic dependent launch).
+#: kernel then waits for that one's results itself (programmatic dependent launch). Left out, it is
+#: what the kernel says of itself. Safe behind kernels of others too, as the first of a chain is:
+#: they let nobody begin early unless they are made to, and ours waits in either case.
 OPTIONS = ("pdl",)
 
 _LARGEST_GRID = (2**31 - 1, 65535, 65535)
@@ -44,7 +46,7 @@ class CudaLaunch:
         if unknown:
             raise ConfigError("options", sorted(unknown), f"{', '.join(OPTIONS)} or nothing")
         self.kernel, self.arguments, self.device = kernel, arguments, arguments.device
-        self._pdl = bool(options.get("pdl", 0))
+        self._pdl = bool(options.get("pdl", kernel.awaits))
         self._function = kernel.on(self.device)
         if self._function.parameter_bytes is not None:
             arguments.expect_sizes(self._function.parameter_bytes)

@@ -3,6 +3,7 @@
 
 #include <humming/gemm/numbers.cuh>
 #include <humming/memory.cuh>
+#include <humming/overlap.cuh>
 
 namespace humming {
 

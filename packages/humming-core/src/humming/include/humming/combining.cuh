@@ -21,6 +21,8 @@ struct CombineArguments {
 template <class Format, class Id, bool kWhole>
 __device__ void combine_rows(CombineArguments<Id> const& args) {
   using C = Chunks<Format, kWhole>;
+  let_next_begin();
+  await_earlier();
   constexpr int kBatch = 4;  // rows under way at a time
   ChunkPlace const place = ChunkPlace::mine();
   int const count = args.width - place.first;

@@ -10,6 +10,8 @@ template <class Format, bool kWhole>
 __device__ void gather_rows(u8 const* x, i64 x_stride, int const* sources, u8* out, int limit,
                             int rows, int width) {
   using C = Chunks<Format, kWhole>;
+  let_next_begin();
+  await_earlier();
   ChunkPlace const place = ChunkPlace::mine();
   int const count = width - place.first;
   if (place.row >= rows || count <= 0) return;

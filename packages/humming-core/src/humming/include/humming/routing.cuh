@@ -14,7 +14,7 @@
 //   last row     counts of what lies behind this CTA's run
 #pragma once
 
-#include <humming/std.cuh>
+#include <humming/overlap.cuh>
 
 namespace humming {
 
@@ -272,6 +272,8 @@ struct MaskedRows {
 template <class Id>
 __device__ void keep_choices(Id const* ids, int* sources, int* places, int* table, int choices,
                              int experts, int per_source) {
+  let_next_begin();
+  await_earlier();
   ExpertIds<Id> const source{ids, experts};
   u32 const threads = gridDim.x * blockDim.x, end = u32(choices);
   for (u32 choice = blockIdx.x * blockDim.x + threadIdx.x; choice < end; choice += threads) {
@@ -287,6 +289,7 @@ __device__ void keep_choices(Id const* ids, int* sources, int* places, int* tabl
 template <class Id, class Sink>
 __device__ void sort_choices(Id const* ids, Sink const& sink, int choices, int experts) {
   __shared__ AlignedExperts<Sink::kTile> shared;
+  let_next_begin();
   ExpertIds<Id> const source{ids, experts};
   u32 const thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
 
@@ -298,6 +301,7 @@ __device__ void sort_choices(Id const* ids, Sink const& sink, int choices, int e
   u32* const row = shared.rows + (1 + warp) * experts;
 
   for (u32 i = thread; i < (warps + 2) * experts; i += kAlignThreads) shared.rows[i] = 0;
+  await_earlier();
   __syncthreads();
   source.template count<kAlignThreads>(thread, mine.begin, shared.rows);
   if (warp < warps) source.template count<32>(run.begin + lane, run.end, row);

@@ -1,6 +1,7 @@
 // Which tiles a CTA computes, and which rows of x and which weight each of them has.
 #pragma once
 
+#include <humming/overlap.cuh>
 #include <humming_sm90/sizes.cuh>
 
 namespace humming::sm90 {

@@ -3,6 +3,7 @@
 
 #include <humming/gemm/epilogue.cuh>
 #include <humming/gemm/problem.cuh>
+#include <humming/overlap.cuh>
 
 namespace humming {
 
@@ -66,6 +67,8 @@ __device__ __forceinline__ void gemm(GemmArguments const& args) {
   using S = Sizes<P>;
   static_assert(S::kTeamThreads == 32 || P::kWarpsK <= 15, "gemm: no more than 15 barriers");
   extern __shared__ __align__(1024) u8 shared[];
+  if constexpr (P::kKind == GemmKind::kDense) let_next_begin();
+  await_earlier();
   int* const sources = reinterpret_cast<int*>(shared + 16);
   int* const prefix = reinterpret_cast<int*>(shared + S::kSharedBytes);
   Tiles<P> const tiles(args, sources, sources + S::kTileM, prefix);

@@ -10,6 +10,7 @@
 // number, from memory.
 #pragma once
 
+#include <humming/overlap.cuh>
 #include <humming/quantize/hadamard.cuh>
 #include <humming/quantize/pairs.cuh>
 
@@ -446,6 +447,8 @@ struct RowQuantizer {
 /// Teams of threads, each with a row.
 template <class P>
 __device__ void quantize_rows(QuantizeArgs const& args, float reach) {
+  let_next_begin();
+  await_earlier();
   i64 const row = i64(blockIdx.x) * P::kTeams + threadIdx.x / P::kThreads;
   if (row >= args.rows) return;
   i64 const source = P::Rows::source(args.table, args.limit, row);

@@ -50,6 +50,8 @@ __device__ __forceinline__ void gemm(Arguments const& args) {
     }
     fence_mbarrier_init();
   }
+  if constexpr (P::kKind == GemmKind::kDense) let_next_begin();
+  await_earlier();
   __syncthreads();
   Items<P> const items(args, reinterpret_cast<int*>(dynamic + Plan<P>::kSharedBytes));
   if (threadIdx.x < kGroupThreads) {
