@@ -158,6 +158,7 @@ def test_older_devices_have_nothing_of_it(device: str) -> None:
     for binary in compile_many([workshop().program(spec, "ptx") for spec in specs]):
         text = binary.data.decode()
         assert "griddepcontrol" not in text
+        assert "prefetch" not in text
         assert not CudaKernel(None, binary.data, "k").awaits  # type: ignore[arg-type]
 
 

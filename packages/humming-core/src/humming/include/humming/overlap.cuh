@@ -43,4 +43,12 @@ __device__ __forceinline__ void let_next_begin() {
 #endif
 }
 
+/// cp.async.bulk.prefetch.L2, which others' writes don't mind: so it may come before await_earlier().
+/// Address and bytes are multiples of 16.
+__device__ __forceinline__ void prefetch_l2(void const* from, u32 bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
 }  // namespace humming

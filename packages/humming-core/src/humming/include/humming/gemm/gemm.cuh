@@ -66,9 +66,11 @@ template <class P>
 __device__ __forceinline__ void gemm(GemmArguments const& args) {
   using S = Sizes<P>;
   static_assert(S::kTeamThreads == 32 || P::kWarpsK <= 15, "gemm: no more than 15 barriers");
+  constexpr bool kDense = P::kKind == GemmKind::kDense;
+  constexpr bool kOneItem = kDense && P::kPartition.split != Split::kStreamK;
   extern __shared__ __align__(1024) u8 shared[];
-  if constexpr (P::kKind == GemmKind::kDense) let_next_begin();
-  await_earlier();
+  if constexpr (kDense) let_next_begin();
+  if constexpr (!kOneItem) await_earlier();
   int* const sources = reinterpret_cast<int*>(shared + 16);
   int* const prefix = reinterpret_cast<int*>(shared + S::kSharedBytes);
   Tiles<P> const tiles(args, sources, sources + S::kTileM, prefix);
@@ -79,11 +81,14 @@ __device__ __forceinline__ void gemm(GemmArguments const& args) {
     return make_schedule(tiles.count(), steps, ctas, 1, P::kPartition);
   };
 
-  if constexpr (P::kKind == GemmKind::kDense && P::kPartition.split != Split::kStreamK) {
+  if constexpr (kOneItem) {
     WorkItem const item = only_item<P>(steps);
+    auto const tile = tiles.tile(item.tile);
+    prefetch_codes<P>(args, tile.column * S::kTileN, item.k_begin);
+    await_earlier();
     // K may have fewer steps than parts were asked for, and so fewer items than CTAs.
     if (P::kPartition.splits > 1 && item.tile >= tiles.count()) return;
-    multiply_item<P>(args, make, item, tiles.tile(item.tile), shared);
+    multiply_item<P>(args, make, item, tile, shared);
   } else {
     for (Index i = 0;; ++i) {
       Schedule const schedule = make();
