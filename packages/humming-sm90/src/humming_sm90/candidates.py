@@ -22,8 +22,6 @@ __all__ = ["proposals"]
 _SHAPES = ((256, 128, 4), (128, 128, 6), (64, 128, 8))
 #: Those of dense layers with few tokens.
 _FEW_TOKENS, _FEW_SHAPES = 64, ((128, 64, 9), (64, 64, 13))
-#: And those of experts with few rows in the mean, beside the others.
-_FEW_ROWS, _FEW_ROWS_SHAPES = 32, ((256, 64, 5), (128, 64, 9), (64, 64, 13))
 #: Parts of K, the fewest steps of one, and rows of weights of the widest tile that has some.
 _SPLITS, _FEWEST_STEPS, _WIDEST_SPLIT = (2, 3, 4, 6, 8), 4, 128
 #: Of a device whose profile does not say.
@@ -44,7 +42,7 @@ def proposals(
     most = profile.limits.smem_block_bytes or _SOME_SHARED_BYTES
     dense = compute.gemm is GemmKind.DENSE
     table = 0 if dense else 4 * (layer.experts + 1)
-    for tile_n, tokens, stages in _shapes(layer, compute, problem):
+    for tile_n, tokens, stages in _FEW_SHAPES if dense and problem.m <= _FEW_TOKENS else _SHAPES:
         shape = WgmmaTuning(tile_n=tile_n, tokens=tokens)
         for parts in _splits_of(profile, compute, layer, problem, shape):
             for count in range(stages, 1, -1):
@@ -52,16 +50,6 @@ def proposals(
                 if shared_bytes(layer, compute, layout, tuning) + table <= most:
                     yield tuning
                     break
-
-
-def _shapes(
-    layer: LayerConfig, compute: ComputeConfig, problem: Problem
-) -> tuple[tuple[int, int, int], ...]:
-    """Of tiles, where there are so many rows."""
-    if compute.gemm is GemmKind.DENSE:
-        return _FEW_SHAPES if problem.m <= _FEW_TOKENS else _SHAPES
-    few = problem.m <= _FEW_ROWS * layer.experts and compute.gemm is not GemmKind.GROUPED_MASKED
-    return (*_SHAPES, *_FEW_ROWS_SHAPES) if few else _SHAPES
 
 
 def _splits_of(
