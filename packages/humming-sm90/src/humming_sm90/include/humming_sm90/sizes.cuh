@@ -59,6 +59,8 @@ struct Arguments {
   i32 const* groups;
 
   __device__ __forceinline__ int steps() const { return (k + kStepK - 1) / kStepK; }
+  /// 128s of K, padding included.
+  __device__ __forceinline__ int units() const { return (k + kUnitK - 1) / kUnitK; }
   /// Rows of a box of x, of which a tile takes as many as hold its rows; twin of box_rows() in
   /// kernel.py.
   template <GemmKind kKind, int kTokens>

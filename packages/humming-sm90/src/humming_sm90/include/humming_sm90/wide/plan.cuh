@@ -27,7 +27,7 @@
 
 #include <humming/gemm/mainloop.cuh>
 #include <humming_sm90/gather.cuh>
-#include <humming_sm90/tiles.cuh>
+#include <humming_sm90/items.cuh>
 
 namespace humming::sm90::wide {
 
@@ -54,78 +54,6 @@ struct Arguments {
   __device__ __forceinline__ int panels() const { return (n + kBlock - 1) / kBlock; }
   /// 128s of K, padding included.
   __device__ __forceinline__ int units() const { return (k + kUnitK - 1) / kUnitK; }
-};
-
-/// What a CTA computes at a time: steps [begin, end) of a tile.
-struct Item {
-  Tile tile;
-  u32 number;  // of the tile
-  int part, parts, begin, end;
-};
-
-template <class P>
-struct Plan;
-template <class P>
-struct Shared;
-
-/// The items of a launch: those of a split-K Schedule in units of 128 of K. Who copies finds them, which
-/// takes hundreds of cycles where rows are grouped, and tells who multiplies, who would wait for it.
-template <class P>
-class Items {
-  static constexpr int kSteps = kUnitK / Plan<P>::kStepK;  // of a unit
-
- public:
-  /// Every thread calls it. prefix: [experts + 1] in shared memory, if rows are grouped.
-  __device__ __forceinline__ Items(Arguments const& args, int* prefix)
-      : tiles_(args, prefix), units_(args.units()) {}
-
-  /// Calls `body` with each item of this CTA, as it is found.
-  template <class Body>
-  __device__ __forceinline__ void for_each(Body const& body) const {
-    // Known where nothing is split, which saves who copies a division and what it leaves in registers.
-    u32 const parts = P::kSplits == 1 || P::kSplits < units_ ? P::kSplits : units_;
-    u32 const length = units_ / parts, longer = units_ - length * parts;
-    u32 const count = tiles_.count() * parts;
-    for (u32 number = blockIdx.x; number < count; number += gridDim.x) {
-      u32 const tile = P::kSplits == 1 ? number : number / parts, part = number - tile * parts;
-      u32 const begin = part * length + (part < longer ? part : longer);
-      u32 const end = begin + length + (part < longer);
-      body(Item{tiles_.tile(tile), tile, int(part), int(parts), int(kSteps * begin),
-                int(kSteps * end)});
-    }
-  }
-
-  /// Calls `body` with each item of this CTA, as it is told at the first of its stages, where `ring`
-  /// is before. Every thread that multiplies calls it.
-  template <class Body>
-  __device__ __forceinline__ void for_each_told(Shared<P> const& shared, Ring<P::kStages> const& ring,
-                                                Body const& body) const {
-    if constexpr (P::kSplits > 1) {
-      for_each(body);
-    } else {
-      u32 const count = tiles_.count();
-      int const steps = kSteps * units_;
-      for (u32 number = blockIdx.x; number < count; number += gridDim.x) {
-        mbarrier_wait(shared.full(ring.stage), ring.parity);
-        u32 words[4];
-        load_shared_128(words, shared.told(ring.stage));
-        Tile const tile{int(words[0]), int(words[1]), Index(words[2]), int(words[3]), false};
-        body(Item{tile, number, 0, 1, 0, steps});
-      }
-    }
-  }
-
-  /// Tells an item that begins at a stage; an arrival at the stage's barrier follows.
-  static __device__ __forceinline__ void tell(Shared<P> const& shared, u32 stage, Tile const& tile) {
-    if constexpr (P::kSplits == 1) {
-      u32 const words[4] = {u32(tile.expert), u32(tile.column), u32(tile.first), u32(tile.count)};
-      store_shared_128(shared.told(stage), words);
-    }
-  }
-
- private:
-  Tiles<P, P::kTokens, Arguments, Plan<P>::kEven> tiles_;
-  int units_;
 };
 
 template <class P>
@@ -210,6 +138,9 @@ struct Plan {
   static constexpr int kSharedBytes = kEmpty + 8 * P::kStages;
   static_assert(kSharedBytes <= 232448, "Plan: more shared memory than a CTA can have");
 };
+
+template <class P>
+using Items = ItemsOf<P, Arguments, P::kTokens, Plan<P>::kEven, kUnitK / Plan<P>::kStepK>;
 
 /// Where in shared memory things are.
 template <class P>
