@@ -46,7 +46,7 @@ PRODUCTS: tuple[tuple[str, str, tuple[TuningConfig, ...]], ...] = (
     ("u4-g128-bf16", "bf16", (MmaTuning(), MmaTuning(splits=2), MmaTuning(min_run=2))),
     ("u4-g128-bf16", "bf16", (StreamTuning(),)),
     ("u4-g128-bf16", "bf16", (WideTuning(tokens=128), WideTuning(tokens=128, splits=2))),
-    ("e4m3fn-b128x128-f32", "e4m3fn-g128-f32", (WgmmaTuning(),)),
+    ("e4m3fn-b128x128-f32", "e4m3fn-g128-f32", (WgmmaTuning(), WgmmaTuning(splits=2))),
 )
 
 
