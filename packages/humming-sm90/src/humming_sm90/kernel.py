@@ -14,6 +14,7 @@ from humming.profiles import DeviceProfile
 from humming.scheduling import Axis, ceil_div, max_row_tiles
 from humming_sm75_sm89.tuning import COUNTER_BYTES
 from humming_sm90.layout import PADDED_N, WgmmaLayout
+from humming_sm90.parts import parts_workspace
 from humming_sm90.tuning import STEP, WgmmaTuning
 
 __all__ = ["ARGS", "INDEXED_ARGS", "GemmContext", "gemm_spec", "shared_bytes", "tile_count"]
@@ -106,7 +107,9 @@ def gemm_spec(
         args=INDEXED_ARGS if context.indexed else ARGS,
         launch=_launch(profile, compute, tuning, needed),
         row_tile=UNTILED if context.indexed else tuning.tokens,
-        workspace=_workspace(compute, tuning),
+        workspace=parts_workspace(
+            tuning, lambda problem, layer: tile_count(compute.gemm, layer, problem, tuning)
+        ),
         maps=maps if context.indexed else {"x": _x_map(layer, compute, tuning), **maps},
     )
 
@@ -222,18 +225,3 @@ def _launch(
         )
 
     return shape
-
-
-def _workspace(
-    compute: ComputeConfig, tuning: WgmmaTuning
-) -> Callable[[Problem, LayerConfig], int]:
-    def nbytes(problem: Problem, layer: LayerConfig) -> int:
-        if tuning.splits == 1:
-            return 0
-        tiles = tile_count(compute.gemm, layer, problem, tuning)
-        if tiles * 4 > COUNTER_BYTES:
-            allowed = f"no parts of K with more than {COUNTER_BYTES // 4} tiles"
-            raise ConfigError("tuning", f"{tuning}, with {tiles} tiles", allowed)
-        return COUNTER_BYTES + tiles * tuning.splits * tuning.partial_bytes
-
-    return nbytes

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from humming.configs import TuningConfig
 from humming.errors import ConfigError
-from humming.scheduling import Partition, Split
+from humming.scheduling import Partition
+from humming_sm90.parts import partition_of
 
 __all__ = ["STEP", "WgmmaTuning"]
 
@@ -62,9 +63,7 @@ class WgmmaTuning(TuningConfig):
     @property
     def partition(self) -> Partition:
         """How K is cut among CTAs."""
-        if self.splits > 1:
-            return Partition(split=Split.SPLIT_K, splits=self.splits)
-        return Partition()
+        return partition_of(self.splits)
 
     @property
     def chunk_n(self) -> int:

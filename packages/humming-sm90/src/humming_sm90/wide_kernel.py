@@ -18,6 +18,7 @@ from humming_sm75_sm89.folding import can_fold
 from humming_sm75_sm89.layout import MmaLayout
 from humming_sm75_sm89.tuning import COUNTER_BYTES
 from humming_sm90.instructions import INSTRUCTIONS, instruction_of
+from humming_sm90.parts import parts_workspace
 from humming_sm90.stream_tuning import StreamTuning
 from humming_sm90.wide_tuning import TILE_N, WideTuning, step_of
 
@@ -196,7 +197,9 @@ def wide_spec(
         args=INDEXED_ARGS if indexed else ARGS,
         launch=_launch(profile, compute, tuning, context.shared_bytes),
         row_tile=UNTILED if indexed else tuning.tile_m,
-        workspace=_workspace(compute, tuning),
+        workspace=parts_workspace(
+            tuning, lambda problem, layer: tile_count(compute.gemm, layer, problem, tuning)
+        ),
         maps={} if indexed else {"x": _x_map(layer, layout, tuning)},
     )
 
@@ -332,16 +335,3 @@ def _launch(
         )
 
     return shape
-
-
-def _workspace(compute: ComputeConfig, tuning: WideTuning) -> Callable[[Problem, LayerConfig], int]:
-    def nbytes(problem: Problem, layer: LayerConfig) -> int:
-        if tuning.splits == 1:
-            return 0
-        tiles = tile_count(compute.gemm, layer, problem, tuning)
-        if tiles * 4 > COUNTER_BYTES:
-            allowed = f"no parts of K with more than {COUNTER_BYTES // 4} tiles"
-            raise ConfigError("tuning", f"{tuning}, with {tiles} tiles", allowed)
-        return COUNTER_BYTES + tiles * tuning.splits * tuning.partial_bytes
-
-    return nbytes

@@ -8,8 +8,9 @@ from math import gcd
 from humming.configs import TuningConfig
 from humming.errors import ConfigError
 from humming.formats.scheme import Zero
-from humming.scheduling import Partition, Split
+from humming.scheduling import Partition
 from humming_sm75_sm89.layout import MmaLayout
+from humming_sm90.parts import partition_of
 
 __all__ = ["FEWEST_STAGES", "FEWEST_THAT_FIT", "SPLIT_TOKENS", "TILE_N", "WideTuning", "step_of"]
 
@@ -90,9 +91,7 @@ class WideTuning(TuningConfig):
     @property
     def partition(self) -> Partition:
         """How K is cut among CTAs."""
-        if self.splits > 1:
-            return Partition(split=Split.SPLIT_K, splits=self.splits)
-        return Partition()
+        return partition_of(self.splits)
 
     @property
     def partial_bytes(self) -> int:

@@ -55,7 +55,7 @@ __device__ __forceinline__ void consume(Arguments const& args, Items<P> const& i
     Totals<P> totals;
     multiply_tile(item.end - item.begin, shared, place, share, ring, totals);
     if constexpr (P::kSplits > 1) {
-      if (item.parts > 1 && !add_parts(args, item, place, shared.flag(), totals)) return;
+      if (item.parts > 1 && !add_parts<P>(args, item, place, shared.flag(), totals)) return;
     }
     epilogue.store(totals, shared.result(place.warp));
   });

@@ -54,6 +54,7 @@ struct Share {
 /// The sums of a warpgroup's share of a tile.
 template <class P>
 struct Totals {
+  using Number = float;
   static constexpr int kSums = Plan<P>::kOwnChunks * Plan<P>::kChunkSums;
   float c[Plan<P>::kOwnChunks][Plan<P>::kChunkSums];
 

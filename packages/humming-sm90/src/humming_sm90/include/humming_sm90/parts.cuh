@@ -7,13 +7,14 @@
 namespace humming::sm90 {
 
 /// Stores the totals of a part in the workspace. True for the CTA that finds all parts there, with
-/// their sum. Every thread that multiplies calls it.
-template <class P>
-__device__ __forceinline__ bool add_parts(Arguments const& args, Item const& item,
-                                          Consumer const& place, u32 shared_flag,
-                                          Totals<P>& totals) {
+/// their sum. Every thread that multiplies calls it. `Sums` is a thread's totals: kSums of them, each a
+/// Number, in fours.
+template <class P, class Args, class Sums>
+__device__ __forceinline__ bool add_parts(Args const& args, Item const& item, Consumer const& place,
+                                          u32 shared_flag, Sums& totals) {
+  using Number = typename Sums::Number;
   constexpr int kThreads = kConsumers * kGroupThreads, kBarrier = 1 + kConsumers;
-  constexpr int kFours = Totals<P>::kSums / 4;  // of a thread
+  constexpr int kFours = Sums::kSums / 4;
   constexpr int kSlotBytes = kFours * kThreads * 16;
   /// Loads that a thread waits for together: of several parts, or of some of the sums of one.
   constexpr int kLoads = kFours < 16 ? kFours : 16, kTogether = 16 / kLoads;
@@ -23,7 +24,7 @@ __device__ __forceinline__ bool add_parts(Arguments const& args, Item const& ite
                     Index(item.number) * item.parts * kSlotBytes + thread * 16;
 #pragma unroll
   for (int i = 0; i < kFours; ++i) {
-    float const* const sums = totals.four(i);
+    Number const* const sums = totals.four(i);
     u32 const words[4] = {bits_of(sums[0]), bits_of(sums[1]), bits_of(sums[2]), bits_of(sums[3])};
     store_128(slots + item.part * kSlotBytes + i * (kThreads * 16), words);
   }
@@ -42,7 +43,7 @@ __device__ __forceinline__ bool add_parts(Arguments const& args, Item const& ite
 #pragma unroll
     for (int i = 0; i < kLoads; ++i)
 #pragma unroll
-      for (int j = 0; j < 4; ++j) totals.four(batch + i)[j] = 0.0f;
+      for (int j = 0; j < 4; ++j) totals.four(batch + i)[j] = 0;
 #pragma unroll 1
     for (int first = 0; first < item.parts; first += kTogether) {
       u32 words[kTogether][kLoads][4];
@@ -61,7 +62,7 @@ __device__ __forceinline__ bool add_parts(Arguments const& args, Item const& ite
         for (int i = 0; i < kLoads; ++i)
 #pragma unroll
           for (int j = 0; j < 4; ++j)
-            totals.four(batch + i)[j] += number_of<float>(words[part][i][j]);
+            totals.four(batch + i)[j] += number_of<Number>(words[part][i][j]);
       }
     }
   }

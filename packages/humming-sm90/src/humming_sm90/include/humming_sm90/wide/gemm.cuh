@@ -1,7 +1,7 @@
 // The kernel: one warpgroup copies, two multiply; each CTA computes tile after tile.
 #pragma once
 
-#include <humming_sm90/wide/parts.cuh>
+#include <humming_sm90/parts.cuh>
 #include <humming_sm90/wide/producer.cuh>
 #include <humming_sm90/wide/store.cuh>
 
@@ -30,7 +30,7 @@ __device__ __forceinline__ void consume(Arguments const& args, Items<P> const& i
       multiplier.direct(steps);
     }
     if constexpr (P::kSplits > 1) {
-      if (item.parts > 1 && !add_parts(args, item, place, shared.flag(), totals)) return;
+      if (item.parts > 1 && !add_parts<P>(args, item, place, shared.flag(), totals)) return;
     }
     if (own) epilogue.store(totals, shared.result(place.group));
   });

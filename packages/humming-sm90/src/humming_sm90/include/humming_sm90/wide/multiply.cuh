@@ -12,7 +12,15 @@ namespace humming::sm90::wide {
 /// The sums of a warpgroup's part of a tile; zeros where it has no tokens.
 template <class P>
 struct Totals {
-  typename Plan<P>::Total c[Plan<P>::kChunks][Plan<P>::kChunkSums];
+  using Number = typename Plan<P>::Total;
+  static constexpr int kSums = Plan<P>::kChunks * Plan<P>::kChunkSums;
+  Number c[Plan<P>::kChunks][Plan<P>::kChunkSums];
+
+  /// Four of them, `number` of kSums / 4: those of 8 tokens.
+  __device__ __forceinline__ Number* four(int number) {
+    constexpr int kPerChunk = Plan<P>::kChunkSums / 4;
+    return c[number / kPerChunk] + number % kPerChunk * 4;
+  }
 
   /// Sum `i` of the 8 tokens number `eight`.
   __device__ __forceinline__ float value(int eight, int i) const {
