@@ -50,9 +50,10 @@ class WgmmaLayout:
     bias     float32 [E, n256]
     =======  ===========================  ======================================================
 
-    So a CTA reads 8 KiB at a time, and all of a tile from few pages of memory. Of an H200's memory
-    it then gets up to 5 % more than of rows, 128 bytes of each, for one matrix; and with experts,
-    whose CTAs are not at the same step, it gets less where all rows of a step lie together.
+    So a CTA reads 8 KiB at a time, and all of a tile from few pages of memory. On an H200 one token
+    of 8192 x 8192 took 27.7 us so, 28.6 with rows as they are, 128 bytes of each for a step, and
+    27.0 with all rows of a step together; but 64 tokens of 256 experts of 4096 x 7168, whose CTAs
+    are not at the same step, 1486, 1478 and 1522 (2026-11-30).
 
     The value of a weight is ``code * scale * channel``; an absent factor is 1. What is padded is 0.
 
