@@ -204,7 +204,7 @@ def quantize_tunings(
 
 
 def _computes_much(scheme: ActivationScheme, source: NumberFormat, octets: int) -> bool:
-    """Whether more numbers of a thread were faster, on an H200."""
+    """Whether more numbers of a thread were faster where that was measured."""
     if source.bits > 16:
         return True  # a thread has half as many
     if scheme.format.name != "e2m1":
