@@ -100,18 +100,24 @@ def one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_kernel_begins_while_the_one_before_runs_and_waits_for_its_end() -> None:
     copy, x = late_copy(), torch.randn(4096, device=CUDA)
-    buffers = [torch.empty_like(x) for _ in range(4)]
-    times = torch.zeros(4, 3, dtype=torch.int64, device=CUDA)
-    for _ in range(3):  # the first finds the host too slow to launch the next in time
+    early = 0
+    for _ in range(50):  # a host that has other work may launch the next too late
+        buffers = [torch.zeros_like(x) for _ in range(4)]
+        times = torch.zeros(4, 3, dtype=torch.int64, device=CUDA)
         copy(buffers[0], x, 300, times[0])
         for i in range(1, 4):
             copy(buffers[i], buffers[i - 1], 5, times[i])
         torch.cuda.synchronize()
-    (_, _, end), *others = times.tolist()
-    for begin, waited, ended in others:
-        assert begin < end <= waited
-        end = ended
-    assert all(torch.equal(buffer, x) for buffer in buffers)
+        (_, _, end), *others = times.tolist()
+        early = 0
+        for begin, waited, ended in others:
+            assert end <= waited
+            early += begin < end
+            end = ended
+        assert all(torch.equal(buffer, x) for buffer in buffers)
+        if early == len(others):
+            break
+    assert early == 3
 
 
 @pytest.mark.parametrize(("scheme", "activation", "layout"), LAYERS)
