@@ -71,7 +71,8 @@ class RowGather {
       load_shared_words(distances, distances_ + 4 * first);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i)
-        cp_async_16(to + (first + i) * kTurn * kRowBytes, from + u64(distances[i]) * 16, behind);
+        if (i == 0 || (first + i) * kTurn < rows)
+          cp_async_16(to + (first + i) * kTurn * kRowBytes, from + u64(distances[i]) * 16, behind);
     }
     cp_async_mbarrier_arrive_noinc(full);
   }
