@@ -59,11 +59,16 @@ _BY_HALVES = 1.4
 # FP8 1036 for 64, 1376 for 512 and 1499 for 1024 (1073, 1345, 1504).
 
 #: Instructions of a warp for 16 rows by 128 of K beside those that decode, and cycles for each:
-#: most are of a pipe that takes two.
-_EXPERT_UNIT, _EXPERT_CYCLES = 95.0, 1.45
+#: most are of a pipe that takes two. Of a tile beside that: 128 x (2048 x 768), int4 and 8 tokens,
+#: took 25 us, 22.9 by mma.sync.
+_EXPERT_UNIT, _EXPERT_CYCLES, _EXPERT_TILE = 95.0, 1.45, 3000.0
 #: What finding rows by index costs, here and with mma.sync: MXFP4 by bf16 took 2248 us, not 1803,
-#: for 1024 tokens; int4 895, not 856, for 64, and up to 2 % more for 8 and for the second product.
-_INDEXED, _INDEXED_MMA = 1.25, 1.03
+#: for 1024 tokens; by mma.sync 1 % more for 64.
+_INDEXED, _INDEXED_MMA = 1.25, 1.01
+#: And what rows that lie together cost with mma.sync: 128 x (1536 x 2048) and (2048 x 768), int4
+#: and 8 tokens, took 40.1 and 22.9 us, by index 36.8 and 20.7; 32 x (5760 x 2880) and
+#: (2880 x 2880), MXFP4, 72.8 and 36.3, by index 70.9 and 35.3.
+_GROUPED_MMA_US = 1.0
 #: How much of the shorter of memory and SMs is not hidden.
 _EXPERT_NOT_HIDDEN = 0.08
 
@@ -118,7 +123,7 @@ def mma_microseconds(  # budget: what a backend is asked about
     if compute.gemm is GemmKind.INDEXED:
         time *= _INDEXED_MMA
     elif compute.gemm is not GemmKind.DENSE:
-        time += find_us(layer)
+        time += find_us(layer) + _GROUPED_MMA_US
     return time + _MMA_LAUNCH_US.get(layer.activation.format.bits, 0.0)
 
 
@@ -167,7 +172,7 @@ def _expert_us(  # budget: what a backend is asked about
         tiles += experts * count
     cycles *= ceil_div(layer.k, 128) * ceil_div(layer.n, 64)
     tiles *= ceil_div(layer.n, tuning.tile_n)
-    cycles += tiles * _PER_TILE / tuning.ctas
+    cycles += tiles * _EXPERT_TILE / tuning.ctas
     slots = sms * tuning.ctas
     compute_us = cycles / (sms * clock) * cost.expected_waves(tiles, slots) * slots / tiles
     if compute.gemm is GemmKind.INDEXED:
