@@ -191,6 +191,7 @@ def _with_stages(
     most = _MOST_STAGES if _is_asynchronous(profile, layout) else 2
     for stages in range(most, 1, -1):
         wider = replace(tuning, stages=stages)
-        if wider.shared_bytes(layer.activation.format.bits, layer.output.bits) <= room:
+        bits = layer.activation.format.bits, layer.output.bits
+        if wider.shared_bytes(*bits, experts=layer.experts > 0) <= room:
             return wider
     return None

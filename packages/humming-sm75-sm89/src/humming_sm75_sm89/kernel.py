@@ -123,7 +123,9 @@ def gemm_spec(
         partition=tuning.partition,
         raster_axis=Axis.COLUMNS,
         counter_bytes=COUNTER_BYTES,
-        shared_bytes=tuning.shared_bytes(activation.format.bits, layer.output.bits),
+        shared_bytes=tuning.shared_bytes(
+            activation.format.bits, layer.output.bits, experts=layer.experts > 0
+        ),
     )
     return KernelSpec(
         name=context.name,
@@ -138,7 +140,8 @@ def gemm_spec(
 
 
 def _check(profile: DeviceProfile, layer: LayerConfig, layout: MmaLayout, tuning: Cut) -> None:
-    needed = tuning.shared_bytes(layer.activation.format.bits, layer.output.bits)
+    bits = layer.activation.format.bits, layer.output.bits
+    needed = tuning.shared_bytes(*bits, experts=layer.experts > 0)
     most = profile.limits.smem_block_bytes
     if most is not None and needed > most:
         allowed = f"at most {most} bytes of shared memory, which is what {profile.title} has"

@@ -76,7 +76,7 @@ class Cut(Protocol):
         """One CTA's part of a tile in the workspace."""
         ...
 
-    def shared_bytes(self, activation_bits: int, output_bits: int) -> int:
+    def shared_bytes(self, activation_bits: int, output_bits: int, *, experts: bool = False) -> int:
         """Dynamic shared memory without the table of experts."""
         ...
 
@@ -126,11 +126,15 @@ def workspace_of(
 
     def nbytes(problem: Problem, layer: LayerConfig) -> int:
         tiles = tile_count(compute.gemm, layer, problem, tuning)
+        ctas = _ctas(profile, compute.gemm, tiles, tuning)
+        if compute.gemm is not GemmKind.DENSE and tuning.partition.split is Split.STREAM_K:
+            # How many tiles there are is known on the device alone: a CTA has two parts at most.
+            return COUNTER_BYTES + 2 * ctas * tuning.partial_bytes
         schedule = Schedule(
             tiles=tiles,
             # Stored columns may be more than the inputs; more parts than splits there are not.
             steps=max(ceil_div(layer.k, 128), tuning.splits),
-            ctas=_ctas(profile, compute.gemm, tiles, tuning),
+            ctas=ctas,
             partition=tuning.partition,
         )
         counters, slots, *_ = schedule.workspace(1, 1)

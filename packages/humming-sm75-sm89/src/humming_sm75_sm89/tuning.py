@@ -8,12 +8,17 @@ from humming.configs import TuningConfig
 from humming.errors import ConfigError
 from humming.scheduling import Partition, Split
 
-__all__ = ["COUNTER_BYTES", "MmaTuning"]
+__all__ = ["COUNTER_BYTES", "MmaTuning", "table_bytes"]
 
 #: Where partials begin in a workspace; counters of the tiles that CTAs share lie before.
 COUNTER_BYTES = 64 * 1024
 _MOST_THREADS = 1024
 _MOST_BARRIERS = 15
+
+
+def table_bytes(tile_m: int, *, experts: bool) -> int:
+    """Shared memory of what is known of tiles; twin of ``Sizes::kTableBytes``."""
+    return 16 + (2 * (48 + 8 * tile_m) if experts else 8 * tile_m)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +111,9 @@ class MmaTuning(TuningConfig):
         """One CTA's part of a tile in the workspace."""
         return 4 * self.tile_n * self.tile_m
 
-    def shared_bytes(self, activation_bits: int, output_bits: int) -> int:
+    def shared_bytes(self, activation_bits: int, output_bits: int, *, experts: bool = False) -> int:
         """Dynamic shared memory without the table of experts; twin of ``Sizes::kSharedBytes``."""
-        table = -(-(16 + 8 * self.tile_m) // 128) * 128
+        table = -(-table_bytes(self.tile_m, experts=experts) // 128) * 128
         ring = (
             self.warps_k
             * self.stages

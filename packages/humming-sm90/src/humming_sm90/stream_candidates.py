@@ -164,7 +164,8 @@ def _that_fits(
     table = 4 * (layer.experts + 1) if layer.experts else 0
     for stages in range(tuning.stages, 1, -1):
         fewer = replace(tuning, stages=stages)
-        needed = fewer.shared_bytes(layer.activation.format.bits, layer.output.bits)
+        bits = layer.activation.format.bits, layer.output.bits
+        needed = fewer.shared_bytes(*bits, experts=layer.experts > 0)
         if needed + table <= most:
             return fewer
     return None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from humming.configs import TuningConfig
 from humming.errors import ConfigError
 from humming.scheduling import Partition, Split
+from humming_sm75_sm89.tuning import table_bytes
 
 __all__ = ["STAGE_BLOCKS", "StreamTuning"]
 
@@ -117,9 +118,9 @@ class StreamTuning(TuningConfig):
         """One CTA's part of a tile in the workspace."""
         return 4 * self.tile_n * self.tile_m
 
-    def shared_bytes(self, activation_bits: int, output_bits: int) -> int:
+    def shared_bytes(self, activation_bits: int, output_bits: int, *, experts: bool = False) -> int:
         """Dynamic shared memory without the table of experts; twin of ``Sizes::kSharedBytes``."""
-        table = -(-(16 + 8 * self.tile_m) // _ALIGNMENT) * _ALIGNMENT
+        table = -(-table_bytes(self.tile_m, experts=experts) // _ALIGNMENT) * _ALIGNMENT
         row = 64 * STAGE_BLOCKS * activation_bits // 8
         ring = self.groups_k * self.stages * self.tile_m * row
         teams = self.groups_k * self.partial_bytes if self.groups_k > 1 else 0

@@ -171,10 +171,11 @@ struct StreamMainloop {
     }
   };
 
-  template <class P>
+  template <class P, class Meanwhile>
   static __device__ __forceinline__ void multiply(GemmArguments const& args, TileRows const& rows,
                                                   int expert, Panel<P> const& panel, int begin,
-                                                  int end, u32 shared, Totals<P>& totals) {
+                                                  int end, u32 shared, Totals<P>& totals,
+                                                  Meanwhile const& meanwhile) {
     using S = Sizes<P>;
     static_assert(S::kRowBytes % kRowBytes == 0, "StreamMainloop: a stage has whole swizzled rows");
     WarpPlace<P> const warp;
@@ -182,6 +183,7 @@ struct StreamMainloop {
     int const units = units_of_team<P>(first, end);
     if (units == 0) {
       totals = {};
+      meanwhile();
       return;
     }
     using TeamRing = Ring<P, P::Copy::kAsync && !P::kHasOrder>;
@@ -231,6 +233,7 @@ struct StreamMainloop {
     __syncwarp();  // ptxas would put off these loads until the ring's copies are under way
     ring.prefetch();
     multiply_half.clear();
+    meanwhile();
     while (unit <= last) {
       load(odd, even.latest() & never);
       consume(even);

@@ -8,23 +8,26 @@
 namespace humming {
 
 /// Multiplies an item and stores what it completes. Every thread of the CTA calls it. `schedule` makes
-/// the schedule again, which is cheaper than to keep it in registers.
-template <class P, class MakeSchedule>
+/// the schedule again, which is cheaper than to keep it in registers. `meanwhile` is called once where
+/// weights are waited for, and `again` when they have been read, behind a barrier that is behind that too:
+/// it gives the tile again. sources: rows of x, and behind them those of results.
+template <class P, class MakeSchedule, class Meanwhile, class Again>
 __device__ __forceinline__ void multiply_item(GemmArguments const& args,
                                               MakeSchedule const& schedule, WorkItem const& item,
-                                              typename Tiles<P>::Tile const& tile, u8* shared) {
+                                              typename Tiles<P>::Tile tile, int const* sources,
+                                              u8* shared, Meanwhile const& meanwhile,
+                                              Again const& again) {
   using S = Sizes<P>;
   u8* const region = shared + S::kRegion;
-  int const* const sources = reinterpret_cast<int*>(shared + 16);
   WarpPlace<P> const warp;
-  int const first_n = tile.column * S::kTileN;
-  TileRows const rows{tile.first, tile.count, sources};
-  Panel<P> const panel(args, tile.expert, first_n, warp);
+  Panel<P> const panel(args, tile.expert, tile.column * S::kTileN, warp);
   Totals<P> totals;
-  P::Mainloop::multiply(args, rows, tile.expert, panel, item.k_begin, item.k_end,
-                        shared_address(region), totals);
+  P::Mainloop::multiply(args, {tile.first, tile.count, sources}, tile.expert, panel, item.k_begin,
+                        item.k_end, shared_address(region), totals, meanwhile);
 
   __syncthreads();
+  tile = again(tile);
+  int const first_n = tile.column * S::kTileN;
   TileSums<P> sums;
   add_teams(warp, totals, shared_address(region), sums);
   if constexpr (P::kPartition.split != Split::kDataParallel) {
@@ -32,7 +35,7 @@ __device__ __forceinline__ void multiply_item(GemmArguments const& args,
       return;
   }
   if constexpr (P::kWarpsK > 1) __syncthreads();
-  round_tile(args, rows, tile.expert, first_n, warp, sums, region);
+  round_tile(args, {tile.first, tile.count, sources}, tile.expert, first_n, warp, sums, region);
   __syncthreads();
   store_tile<P>(args, {tile.first, tile.count, sources + S::kTileM}, first_n, region);
 }
@@ -59,6 +62,76 @@ __device__ __forceinline__ WorkItem only_item(int steps) {
   }
 }
 
+/// The items of this CTA, one after the other.
+template <class P, class MakeSchedule>
+struct ItemWalk {
+  Tiles<P> const& tiles;
+  int steps;
+  MakeSchedule const& schedule;
+
+  /// Number `i`, if there is one.
+  __device__ __forceinline__ bool find(int i, WorkItem& item) const {
+    if constexpr (P::kPartition.split == Split::kDataParallel) {
+      u32 const number = blockIdx.x + i * gridDim.x;
+      item = {Index(number), 0, steps, 0, 1, -1, -1};
+      return number < tiles.count();
+    } else {
+      Schedule const all = schedule();
+      if (i >= all.item_count(int(blockIdx.x))) return false;
+      item = all.item(int(blockIdx.x), i);
+      return true;
+    }
+  }
+
+  /// Tells the tile of item number `i`. Every thread calls it.
+  __device__ __forceinline__ void tell(int i) const {
+    if (threadIdx.x >= 32) return;
+    WorkItem item;
+    if (find(i, item)) {
+      tiles.tell(item, i % 2);
+    } else if (threadIdx.x == 0) {
+      tiles.tell_end(i % 2);
+    }
+  }
+};
+
+/// Items with weights of experts.
+template <class P, class Walk, class MakeSchedule>
+__device__ __forceinline__ void multiply_experts(GemmArguments const& args, Walk const& walk,
+                                                 MakeSchedule const& schedule, u8* shared) {
+  using S = Sizes<P>;
+  walk.tell(0);
+  __syncthreads();
+  for (int i = 0;; ++i) {
+    int const turn = i % 2;
+    auto tile = walk.tiles.told(turn);
+    if (tile.expert == Tiles<P>::kEnd) break;
+    int const* const sources = walk.tiles.sources(turn);
+    auto const tell_next = [&] { walk.tell(i + 1); };
+    // Not kept in registers meanwhile, but for the rows that were counted.
+    auto const again = [&](auto const& tile) {
+      return P::kWidths > 1 ? tile : walk.tiles.told(turn);
+    };
+    bool is_expert = true;
+    if constexpr (P::kKind == GemmKind::kIndexed) {
+      is_expert = tile.expert >= 0;
+      if constexpr (P::kWidths > 1) {
+        // An expert's rows come first, then what pads its last tile.
+        static_assert(S::kTileM <= S::kThreads, "gemm: a thread has at most one row");
+        int const row = threadIdx.x;
+        tile.count = __syncthreads_count(row < S::kTileM && sources[row] >= 0);
+      }
+    }
+    if (is_expert) {
+      WorkItem const item = walk.tiles.told_item(turn, walk.steps);
+      multiply_item<P>(args, schedule, item, tile, sources, shared, tell_next, again);
+    } else {
+      tell_next();
+    }
+    __syncthreads();
+  }
+}
+
 /// One launch; `P` is described in sizes.cuh. Dynamic shared memory: kSharedBytes, and
 /// 4 * (experts + 1) bytes behind it where rows are grouped. Any grid will do, but without experts
 /// and with stream-K apart there are as many CTAs as items.
@@ -71,15 +144,16 @@ __device__ __forceinline__ void gemm(GemmArguments const& args) {
   extern __shared__ __align__(1024) u8 shared[];
   if constexpr (kDense) let_next_begin();
   if constexpr (!kOneItem) await_earlier();
-  int* const sources = reinterpret_cast<int*>(shared + 16);
   int* const prefix = reinterpret_cast<int*>(shared + S::kSharedBytes);
-  Tiles<P> const tiles(args, sources, sources + S::kTileM, prefix);
+  Tiles<P> const tiles(args, shared + S::kFlagBytes, prefix);
   int const steps = (args.k + kUnitK - 1) / kUnitK;
   auto const make = [&] {
     int ctas = gridDim.x;
     asm volatile("" : "+r"(ctas));  // made anew each time: registers are short
     return make_schedule(tiles.count(), steps, ctas, 1, P::kPartition);
   };
+  auto const nothing = [] {};
+  auto const same = [](auto const& tile) { return tile; };
 
   if constexpr (kOneItem) {
     WorkItem const item = only_item<P>(steps);
@@ -88,26 +162,17 @@ __device__ __forceinline__ void gemm(GemmArguments const& args) {
     await_earlier();
     // K may have fewer steps than parts were asked for, and so fewer items than CTAs.
     if (P::kPartition.splits > 1 && item.tile >= tiles.count()) return;
-    multiply_item<P>(args, make, item, tile, shared);
+    multiply_item<P>(args, make, item, tile, nullptr, shared, nothing, same);
   } else {
-    for (Index i = 0;; ++i) {
-      Schedule const schedule = make();
-      if (i >= schedule.item_count(int(blockIdx.x))) break;
-      WorkItem const item = schedule.item(int(blockIdx.x), i);
-      auto tile = tiles.tile(item.tile);
-      if constexpr (P::kKind == GemmKind::kIndexed) {
-        if (tile.expert < 0) continue;
-        if constexpr (P::kWidths == 1) {
-          __syncthreads();
-        } else {
-          // An expert's rows come first, then what pads its last tile.
-          static_assert(S::kTileM <= S::kThreads, "gemm: a thread has at most one row");
-          int const row = threadIdx.x;
-          tile.count = __syncthreads_count(row < S::kTileM && sources[row] >= 0);
-        }
+    ItemWalk<P, decltype(make)> const walk{tiles, steps, make};
+    if constexpr (kDense) {
+      WorkItem item;
+      for (int i = 0; walk.find(i, item); ++i) {
+        multiply_item<P>(args, make, item, tiles.tile(item.tile), nullptr, shared, nothing, same);
+        __syncthreads();
       }
-      multiply_item<P>(args, make, item, tile, shared);
-      __syncthreads();
+    } else {
+      multiply_experts<P>(args, walk, make, shared);
     }
   }
 }

@@ -2,10 +2,14 @@
 #pragma once
 
 #include <humming/gemm/sizes.cuh>
+#include <humming/memory.cuh>
 
 namespace humming {
 
 /// What a CTA knows of the problem. Its tables lie in shared memory.
+///
+/// To find a tile of experts takes hundreds of cycles, or waits for memory: so one warp does it while the
+/// CTA waits for weights of the tile before, and tells the others.
 template <class P>
 class Tiles {
   using S = Sizes<P>;
@@ -14,14 +18,11 @@ class Tiles {
       P::kKind == GemmKind::kGroupedContiguous || P::kKind == GemmKind::kGroupedMasked;
 
  public:
-  /// sources, targets: [kTileM]; prefix: [experts + 1], where rows are grouped.
-  __device__ __forceinline__ Tiles(GemmArguments const& args, int* sources, int* targets,
-                                   int* prefix)
+  /// tables: S::kTableBytes; prefix: [experts + 1], where rows are grouped.
+  __device__ __forceinline__ Tiles(GemmArguments const& args, u8* tables, int* prefix)
       : args_(args),
-        sources_(sources),
-        targets_(targets),
-        prefix_(prefix),
-        columns_((args.n + S::kTileN - 1) / S::kTileN) {
+        tables_(reinterpret_cast<int*>(tables)),
+        prefix_(prefix) {
     if constexpr (kGrouped) {
       if (threadIdx.x < 32) {
         if constexpr (P::kKind == GemmKind::kGroupedContiguous) {
@@ -31,16 +32,11 @@ class Tiles {
         }
       }
       __syncthreads();
-      rows_ = prefix[args.experts];
-    } else if constexpr (kIndexed) {
-      rows_ = *args.row_tiles;
-    } else {
-      rows_ = (args.m + S::kTileM - 1) / S::kTileM;
     }
   }
 
   /// Number of all tiles.
-  __device__ __forceinline__ Index count() const { return Index(rows_) * columns_; }
+  __device__ __forceinline__ Index count() const { return Index(rows()) * columns(); }
 
   struct Tile {
     int expert, column;
@@ -48,11 +44,35 @@ class Tiles {
     int count;
   };
 
-  /// Tile number `number`; every thread of the CTA calls it, behind a barrier. After the next
-  /// barrier the tables are those of the tile.
+  /// Tile number `number` of a dense problem.
   __device__ __forceinline__ Tile tile(Index number) const {
-    if constexpr (kGrouped) {
-      Place const place = place_tile(P::kRaster, prefix_, args_.experts, columns_, number);
+    Place const place = place_among_rows(number);
+    Index const first = Index(place.row) * S::kTileM;
+    return {0, place.column, first, int(smaller(S::kTileM, args_.m - first))};
+  }
+
+  /// Finds the tile of an item with experts for told(turn), `turn` being 0 or 1. A whole warp calls it; the
+  /// others have it after a barrier.
+  __device__ __forceinline__ void tell(WorkItem const& item, int turn) const {
+    int const lane = threadIdx.x % 32;
+    if constexpr (kIndexed) {
+      Place const place = place_among_rows(item.tile);
+      if (lane == 0) write({args_.groups[place.row], place.column, 0, S::kTileM}, item, turn);
+      Index const first = Index(place.row) * S::kTileM;
+      int* const sources = this->sources(turn);
+      for (int row = lane; row < S::kTileM; row += 32) {
+        int const slot = args_.slots[first + row];
+        int const source = int(source_row(slot, args_.m, args_.top_k));
+        sources[row] = source;
+        sources[S::kTileM + row] = source < 0 ? -1 : slot;
+      }
+    } else {
+      // 32 bits are enough, since a result of more tiles would fit into no memory.
+      u32 const tile = static_cast<u32>(item.tile), columns = this->columns();
+      int const expert = find_group(prefix_, args_.experts, int(tile / columns));
+      int const before = prefix_[expert], rows_of_tiles = prefix_[expert + 1] - before;
+      Place const place =
+          place_in_group(P::kRaster, expert, tile - before * columns, rows_of_tiles, columns);
       RowRange group;
       if constexpr (P::kKind == GemmKind::kGroupedContiguous) {
         group = contiguous()(place.group);
@@ -60,38 +80,86 @@ class Tiles {
         group = masked()(place.group);
       }
       RowRange const rows = tile_rows(group, place.row, S::kTileM);
-      return {place.group, place.column, rows.begin, int(rows.end - rows.begin)};
-    } else {
-      // With one row of tiles, as there is for few tokens, there is nothing to compute.
-      u32 const tile = static_cast<u32>(number);  // there are as many CTAs, or fewer slots
-      Place const place = rows_ == 1 ? Place{0, 0, int(number)}
-                                     : place_in_group(P::kRaster, 0, tile, rows_, columns_);
-      Index const first = Index(place.row) * S::kTileM;
-      if constexpr (kIndexed) {
-        for (int row = threadIdx.x; row < S::kTileM; row += S::kThreads) {
-          int const slot = args_.slots[first + row];
-          int const source = int(source_row(slot, args_.m, args_.top_k));
-          sources_[row] = source;
-          targets_[row] = source < 0 ? -1 : slot;
-        }
-        return {args_.groups[place.row], place.column, 0, S::kTileM};
-      } else {
-        return {0, place.column, first, int(smaller(S::kTileM, args_.m - first))};
-      }
+      if (lane == 0)
+        write({place.group, place.column, rows.begin, int(rows.end - rows.begin)}, item, turn);
     }
   }
 
+  /// Tells that there are no more items: one of kEnd. A thread calls it.
+  __device__ __forceinline__ void tell_end(int turn) const { write({kEnd, 0, 0, 0}, {}, turn); }
+
+  /// What stands for an expert behind the last item; -1 is one that is not here.
+  static constexpr int kEnd = -2;
+
+  __device__ __forceinline__ Tile told(int turn) const {
+    u32 words[4];
+    load_shared_128(words, shared_address(told_words(turn)));
+    return {int(words[0]), told_words(turn)[4], Index(u64(words[3]) << 32 | words[2]),
+            int(words[1])};
+  }
+  /// The item of that tile; of whole tiles but its number.
+  __device__ __forceinline__ WorkItem told_item(int turn, int steps) const {
+    if constexpr (kWhole) {
+      return {0, 0, steps, 0, 1, -1, -1};
+    } else {
+      int const* const words = told_words(turn) + 5;
+      return {words[6], words[0], words[1], words[2], words[3], words[4], words[5]};
+    }
+  }
+
+  /// Of the tile told, [kTileM]: rows of x, -1 is none. The rows of results lie behind.
+  __device__ __forceinline__ int* sources(int turn) const {
+    return tables_ + 2 * kToldWords + turn * (2 * S::kTileM);
+  }
+
  private:
+  static constexpr int kToldWords = S::kToldBytes / 4;
+  static constexpr bool kWhole = P::kPartition.split == Split::kDataParallel;
+
+  __device__ __forceinline__ int* told_words(int turn) const { return tables_ + kToldWords * turn; }
+
+  __device__ __forceinline__ void write(Tile const& tile, WorkItem const& item, int turn) const {
+    u32 const words[4] = {u32(tile.expert), u32(tile.count), u32(tile.first), u32(tile.first >> 32)};
+    int* const to = told_words(turn);
+    store_shared_128(shared_address(to), words);
+    to[4] = tile.column;
+    if constexpr (!kWhole) {
+      // A tile with parts has a low number, and so have its slots: there are some for each CTA.
+      int const numbers[7] = {item.k_begin,   item.k_end,        item.part,     item.parts,
+                              int(item.slot), int(item.counter), int(item.tile)};
+#pragma unroll
+      for (int i = 0; i < 7; ++i) to[5 + i] = numbers[i];
+    }
+  }
+
+  /// A tile's place where rows are not grouped. With one row of tiles, as there is for few tokens, there is
+  /// nothing to compute.
+  __device__ __forceinline__ Place place_among_rows(Index number) const {
+    u32 const tile = static_cast<u32>(number);  // there are as many CTAs, or fewer slots
+    return rows() == 1 ? Place{0, 0, int(number)}
+                       : place_in_group(P::kRaster, 0, tile, rows(), columns());
+  }
+
+  // Rows and columns of tiles: found again where registers would be kept for them all the time.
+  __device__ __forceinline__ int rows() const {
+    if constexpr (kGrouped) {
+      return prefix_[args_.experts];
+    } else if constexpr (kIndexed) {
+      return *args_.row_tiles;
+    } else {
+      return (args_.m + S::kTileM - 1) / S::kTileM;
+    }
+  }
+  __device__ __forceinline__ int columns() const { return (args_.n + S::kTileN - 1) / S::kTileN; }
+
   __device__ __forceinline__ ContiguousRows<i32> contiguous() const {
     return {args_.groups, args_.m};
   }
   __device__ __forceinline__ MaskedRows<i32> masked() const { return {args_.groups, args_.m}; }
 
   GemmArguments const& args_;
-  int* sources_;
-  int* targets_;
+  int* tables_;
   int* prefix_;
-  int columns_, rows_;
 };
 
 }  // namespace humming

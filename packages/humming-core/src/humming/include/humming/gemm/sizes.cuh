@@ -146,7 +146,12 @@ struct Sizes {
   // and the result, one after the other.
   static constexpr int kOutBytes = P::Output::kBits / 8;
   static constexpr int kOutRowBytes = kTileN * kOutBytes + 16;  // so that rows differ in banks
-  static constexpr int kTableBytes = 16 + 8 * kTileM;
+  static constexpr int kFlagBytes = 16;
+  static constexpr int kToldBytes = 48;
+  /// With experts twice what is told of an item, and the rows of x and of results of its tile.
+  static constexpr int kTableBytes =
+      P::kKind == GemmKind::kDense ? kFlagBytes + 8 * kTileM
+                                   : kFlagBytes + 2 * (kToldBytes + 8 * kTileM);
   static constexpr int kAlignment = kSharesBlocks ? 1024 : 128;  // of rings, as their readers want it
   static constexpr int kRegion = (kTableBytes + kAlignment - 1) / kAlignment * kAlignment;
   static constexpr int kRingBytes = P::kWarpsK * P::kStages * kStageBytes;
