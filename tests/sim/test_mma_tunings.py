@@ -7,7 +7,7 @@ import torch
 
 import humming
 from humming.backend import Problem
-from humming.configs import ComputeConfig, LayerConfig
+from humming.configs import ComputeConfig, GemmKind, LayerConfig
 from humming.errors import ConfigError
 from humming.formats.activation import ActivationScheme
 from humming.formats.scheme import WeightScheme
@@ -44,6 +44,27 @@ def test_more_parts_than_there_is_k_are_right(n: int, k: int, tuning: MmaTuning)
     result = humming.QuantLinear(weight, device="sim:nvidia-a100", tuning=tuning)(x)
     expected = x.double() @ weight.dequantize(torch.float64).T
     assert (result.double() - expected).norm() <= 4e-3 * expected.norm()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in GemmKind if kind is not GemmKind.DENSE])
+def test_runs_of_k_cross_the_tiles_of_experts(kind: GemmKind) -> None:
+    torch.manual_seed(7)
+    m, k = 19, 1000
+    weight = humming.quantize(torch.randn(4, 200, k), "u4-g128-bf16")
+    x = torch.randn(m, k, dtype=torch.bfloat16)
+    groups = {
+        GemmKind.INDEXED: {"expert_ids": torch.randint(-1, 4, (m, 2))},
+        GemmKind.GROUPED_CONTIGUOUS: {"expert_offsets": torch.tensor([0, 0, 9, 10, m])},
+        GemmKind.GROUPED_MASKED: {"expert_counts": torch.tensor([2, 0, m, 1])},
+    }[kind]
+    rows = torch.randn(4, m, k, dtype=torch.bfloat16) if kind is GemmKind.GROUPED_MASKED else x
+    # 528 CTAs for some 20 tiles of 8 steps: most tiles are shared.
+    tuning = MmaTuning(warps_k=2, stage_blocks=1, ctas=4, min_run=1)
+    result = humming.QuantLinear(
+        weight, device="sim:nvidia-h200", backend="sm75_sm89", tuning=tuning
+    )
+    expected = humming.QuantLinear(weight, backend="reference")(rows, **groups).double()
+    assert (result(rows, **groups).double() - expected).norm() <= 4e-3 * expected.norm()
 
 
 def test_a_tuning_too_large_for_the_device_is_refused_with_both_numbers() -> None:
