@@ -18,7 +18,7 @@ class Tiles {
       P::kKind == GemmKind::kGroupedContiguous || P::kKind == GemmKind::kGroupedMasked;
 
  public:
-  /// tables: S::kTableBytes; prefix: [experts + 1], where rows are grouped.
+  /// tables: what S::kTableBytes has behind the flag; prefix: [experts + 1], where rows are grouped.
   __device__ __forceinline__ Tiles(GemmArguments const& args, u8* tables, int* prefix)
       : args_(args),
         tables_(reinterpret_cast<int*>(tables)),
