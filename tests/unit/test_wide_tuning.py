@@ -55,7 +55,9 @@ def of_tile(case: Case, tuning: WideTuning, rows: int) -> int:
         (64, (32, 48, 64)),
         (128, (64, 80, 96, 112, 128)),
         (160, (80, 96, 112, 128, 144, 160)),
-        (256, (128, 160, 192, 224, 256)),
+        (192, (96, 112, 128, 144, 160, 176, 192)),
+        (256, tuple(range(128, 257, 16))),
+        (288, tuple(range(16, 145, 16))),
     ],
 )
 def test_widths_of_an_mma_that_takes_a_tile(tokens: int, expected: tuple[int, ...]) -> None:
@@ -63,7 +65,8 @@ def test_widths_of_an_mma_that_takes_a_tile(tokens: int, expected: tuple[int, ..
     layout = layout_of(layer, FOLDED.profile)
     tuning = WideTuning(tokens=tokens, fits=True, folds=True)
     assert widths(layer, compute, layout, tuning) == expected
-    assert widths(layer, compute, layout, replace(tuning, fits=False)) == (tokens,)
+    whole = tokens if tokens <= 256 else tokens // 2
+    assert widths(layer, compute, layout, replace(tuning, fits=False)) == (whole,)
 
 
 def test_tokens_that_are_multiplied_for_a_tile() -> None:

@@ -97,8 +97,10 @@ _TO_FLOAT8, _TO_INTEGER8 = (5.5, 3.5), (0.8, 10.5)
 _GROUPED, _GROUPED_BLOCKED, _SHARED_DECODE = 1.35, 0.95, 0.85
 #: What a tile takes beside its steps, and how much of the shorter of memory and SMs is not hidden.
 _EACH_TILE_US, _NOT_HIDDEN = 1.1, 0.05
-#: Bytes per cycle that an SM gets of L2.
-_FILL_BYTES = 45.0
+#: Bytes per cycle that an SM gets of L2; and what a row costs that is copied and not multiplied:
+#: 256 x (4096 x 7168) by 128, 144 and 160 rows each, int4 by bf16, took 2791, 3035 and 3117 us with
+#: tiles of 160 tokens, 3054, 3164 and 3189 with 192.
+_FILL_BYTES, _COPIED_CYCLES = 45.0, 1.2
 #: Of a launch; of a CTA's first copies and last stores.
 _LAUNCH_US, _TILE_US = 5.4, 3.1
 #: Of sums that go through memory, and of those of each CTA; and how these grow with tokens.
@@ -288,12 +290,14 @@ def _step_cycles(  # budget: what decides it, and tokens
         mma *= 1 + (layout.weight.zero is Zero.FLOAT)
         promotion = _PROMOTION_CYCLES + _CONVERSION_CYCLES * layout.target.is_integer
         decode += (_WAITING_CYCLES + promotion * chunks) * (1 + further)
-    left_out = (tuning.tokens - tokens) * 128
+    copied = ceil_div(tokens, tuning.box) * tuning.box
+    left_out = (tuning.tokens - copied) * 128
     fill = (tuning.stage_bytes(layout) - left_out) / _FILL_BYTES
     if tuning.ctas > 1:
         decode *= _SHARED_DECODE
     gather = GATHER_CYCLES * tokens * (compute.gemm is GemmKind.INDEXED)
-    return max(mma * _GROUPED if grouped else mma, decode + blocked * mma, fill) + gather
+    longest = max(mma * _GROUPED if grouped else mma, decode + blocked * mma, fill)
+    return longest + gather + _COPIED_CYCLES * (copied - tokens)
 
 
 def decode_instructions(layout: MmaLayout, tuning: WideTuning | StreamTuning) -> float:
