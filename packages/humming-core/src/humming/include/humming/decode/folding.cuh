@@ -88,20 +88,20 @@ template <class Format, class Scale>
 struct FoldingInteger {
   using Plain = IntegerToBf16<Format, Zero::kNone>;
   using Planes = typename Plain::Planes;
+  using Low = typename Plain::Low;
   using Code = typename Plain::Code;
   static constexpr int kExponent = kFoldExponent;
-  static constexpr int kPlaces = Plain::kRun < Plain::kPerWord ? Plain::kRun : Plain::kPerWord;
 
   struct Factors {
-    u32 factor[kPlaces], addend;
+    u32 factor[Low::kPlaces], addend;
   };
 
   static __device__ __forceinline__ Factors factors(u32 scales, int half, u32) {
     u32 const pair = scale_pair<Scale>(scales);
     Factors made;
 #pragma unroll
-    for (int place = 0; place < kPlaces; ++place) {
-      int const exponent = 133 - kFoldExponent - Plain::kPlane * place;
+    for (int place = 0; place < Low::kPlaces; ++place) {
+      int const exponent = 133 - kFoldExponent - Low::to(place);
       made.factor[place] = both_halves(scaled_power(exponent, pair), half);
     }
     u32 const offset = scaled_power(Planes::kBits - 1 - kFoldExponent, pair) ^ kMinusZeros;
@@ -110,7 +110,7 @@ struct FoldingInteger {
   }
   static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords], int index,
                                              const Factors& factors) {
-    int const place = index % Plain::kPerWord % Plain::kRun, to = Plain::kPlane * place;
+    int const place = Low::place(index), to = Low::to(place);
     u32 const number = Planes::field(words, index, {0, Planes::kBits, to}, twice(Code::kFlip << to));
     return fma_bf16x2(number, factors.factor[place], factors.addend);
   }
