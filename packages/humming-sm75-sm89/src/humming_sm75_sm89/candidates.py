@@ -56,6 +56,9 @@ _KIND_REGISTERS = {
 _SPARED_TOKENS = 16
 _SPARED = {GemmKind.INDEXED: 20, GemmKind.GROUPED_CONTIGUOUS: 40, GemmKind.GROUPED_MASKED: 20}
 _SM_REGISTERS = 65536
+#: Codes of no more bits are requested by units of two blocks, in dense layers by warps of so many
+#: tokens; twin of mainloop.cuh.
+_UNIT_TOKENS, _UNIT_BITS = 8, 2
 #: Shared memory that the system keeps of every CTA.
 _RESERVED_BYTES = 1024
 
@@ -120,7 +123,7 @@ def estimated_registers(
 ) -> int:
     """Registers of a thread, on the safe side; fitted to what ptxas 13.5 reports for sm_80."""
     tiles = tuning.tokens // 8
-    registers = 16 * tiles + 8 * layout.planes.bits + _scale_registers(layout)
+    registers = 16 * tiles + _code_registers(layout, compute, tuning) + _scale_registers(layout)
     if promotes(layer, layout, tuning):
         operands = 2 * tiles * layout.steps + 8 * tiles
         registers += operands + 6 * tiles * bool(layer.activation.group_size) + 48 + 8 * tiles
@@ -134,6 +137,13 @@ def estimated_registers(
     return (
         registers + _KIND_REGISTERS[compute.gemm] + _copy_registers(profile, layer, layout, tuning)
     )
+
+
+def _code_registers(layout: MmaLayout, compute: ComputeConfig, tuning: MmaTuning) -> int:
+    """For the codes that are multiplied, and those that arrive meanwhile: two blocks or units."""
+    bits = layout.planes.bits
+    few = tuning.tokens == _UNIT_TOKENS and bits <= _UNIT_BITS
+    return (16 if few and compute.gemm is GemmKind.DENSE else 8) * bits
 
 
 def _copy_registers(
