@@ -59,7 +59,7 @@ _SPARED = {GemmKind.INDEXED: 20, GemmKind.GROUPED_CONTIGUOUS: 40, GemmKind.GROUP
 _SM_REGISTERS = 65536
 #: Codes of no more bits are requested by units of two blocks, in dense layers by warps of so many
 #: tokens; twin of mainloop.cuh.
-_UNIT_TOKENS, _UNIT_BITS = 8, 2
+_UNIT_TOKENS, _UNIT_BITS = 8, 3
 #: Shared memory that the system keeps of every CTA.
 _RESERVED_BYTES = 1024
 
@@ -108,9 +108,11 @@ def _folding(
 ) -> tuple[bool, ...]:
     """Whether scales may go into the operand; with few tokens there are few sums to scale.
 
-    Kernels of experts are short of registers, and such sums take some.
+    Kernels of experts are short of registers, and such sums take some; so are those that request
+    most bits by units.
     """
     many = tokens >= 16 or layout.group < 64 or compute.gemm is not GemmKind.DENSE
+    many |= layout.planes.bits == _UNIT_BITS
     worth = can_fold(layer, layout) and many and not compute.batch_invariant
     return (False, True) if worth else (False,)
 
