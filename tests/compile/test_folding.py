@@ -14,6 +14,7 @@ import humming_sim
 from humming.formats.number import NumberFormat
 from humming.formats.scheme import Zero
 from humming.formats.table import number_format
+from humming.formats.tensors import decode, encode
 from humming.jit import Program, compile_program
 from humming_sm75_sm89.folding import LARGEST, SMALLEST
 from humming_sm75_sm89.powers import LARGEST_POWER, SMALLEST_POWER
@@ -29,6 +30,7 @@ SOURCE = Path(__file__).parent / "kernels" / "folding.cu"
 #: Every power of two that is allowed, and mantissas that make products of all lengths.
 _RANGE = (int(np.log2(SMALLEST)), int(np.log2(LARGEST)))
 E2M1, E4M3FN, E8M0 = map(number_format, ("e2m1", "e4m3fn", "e8m0"))
+FP4 = Case(E2M1, number_format("bf16"))
 
 
 def bf16_scales() -> npt.NDArray[np.uint32]:
@@ -42,18 +44,29 @@ def bf16_scales() -> npt.NDArray[np.uint32]:
     return scales.astype(np.float32).view(np.uint32) >> 16
 
 
+def normal_scales() -> npt.NDArray[np.uint8]:
+    """All that are positive in e4m3fn, as codes of e5m3."""
+    positive = torch.arange(1, 0x7F, dtype=torch.uint8)
+    values = decode(positive, number_format("e4m3fn"))
+    codes = encode(values, number_format("e5m3"))
+    assert torch.equal(decode(codes, number_format("e5m3")), values)
+    assert int(codes.min()) >= 1 << 3, "normal"
+    return codes.numpy()[np.arange(LANES) % len(codes)]
+
+
 #: Scales of lanes by format: all that are folded, of those with 8 bits.
 SCALES = {
     "bf16": bf16_scales(),
     "e8m0": 127 + _RANGE[0] + np.arange(LANES) % (_RANGE[1] - _RANGE[0] + 1),
     "e4m3fn": np.arange(LANES) % 0x7F,
+    "e5m3": normal_scales(),
 }
 
 
-def pairs(scales: npt.NDArray[np.integer], bits: int) -> npt.NDArray[np.uint32]:
-    """Each lane's scale as one of two: the first in lanes 0, 2, 4, .. The other is any."""
-    half = np.arange(LANES) % 2 * bits
-    others = np.roll(scales, 7).astype(np.uint32) << (bits - half).astype(np.uint32)
+def pairs(scales: npt.NDArray[np.integer]) -> npt.NDArray[np.uint32]:
+    """Each lane's scale as one of two halves: the first in lanes 0, 2, 4, .. The other is any."""
+    half = np.arange(LANES) % 2 * 16
+    others = np.roll(scales, 7).astype(np.uint32) << (16 - half).astype(np.uint32)
     return scales.astype(np.uint32) << half.astype(np.uint32) | others
 
 
@@ -86,7 +99,7 @@ def run(
     words = case.layout.pack(torch.from_numpy(codes)).numpy()
     operands = np.zeros((LANES, 128 // case.layout.unit), dtype=np.uint32)
     exponent = np.zeros(1, dtype=np.int32)
-    given = [words, zeros, pairs(scales, scale.bits), operands, exponent]
+    given = [words, zeros, pairs(scales), operands, exponent]
     humming_sim.launch(ptx, "folded", LANES // 32, 32, given)
     values = case.code.decode(codes) - case.offsets(zeros)[:, None] * 1.0
     found = case.target.decode(split_operands(operands, case.target.bits))
@@ -103,7 +116,9 @@ def all_codes(bits: int) -> npt.NDArray[np.uint8]:
 
 @pytest.mark.parametrize(
     ("case", "scale"),
-    [(case, "bf16") for case in BF16] + [(c, s) for c in SOME for s in ("e8m0", "e4m3fn")],
+    [(case, "bf16") for case in BF16]
+    + [(c, s) for c in SOME for s in ("e8m0", "e4m3fn")]
+    + [(FP4, "e5m3")],
     ids=str,
 )
 def test_products_with_a_scale_are_rounded_once(case: Case, scale: str) -> None:
@@ -128,7 +143,12 @@ def test_e2m1_times_powers_of_two_is_e4m3fn_exactly() -> None:
     assert np.array_equal(np.signbit(found), np.signbit(exact))
 
 
-@pytest.mark.parametrize("case", [Case(E2M1, E4M3FN), *SOME[:1]], ids=str)
-def test_padding_stays_zero(case: Case) -> None:
-    found, _, _ = run(case, E8M0, np.zeros(LANES, int), np.zeros((LANES, 128), np.uint8))
+@pytest.mark.parametrize(
+    ("case", "scale"),
+    [(Case(E2M1, E4M3FN), "e8m0"), (SOME[0], "e8m0"), (FP4, "e8m0"), (FP4, "e5m3")],
+    ids=str,
+)
+def test_padding_stays_zero(case: Case, scale: str) -> None:
+    none = np.zeros(LANES, int), np.zeros((LANES, 128), np.uint8)
+    found, _, _ = run(case, number_format(scale), *none)
     assert not found.any()

@@ -99,6 +99,19 @@ TUNINGS = (
     MmaTuning(warps_n=2, warps_k=1, tokens=16, min_run=1, stages=2),
 )
 
+#: Codes of 3 bits, which have an order of their own for 16-bit operands, and of fewer, of which
+#: teams request whole units, 2 to 4 of them: (weight, dtype, tuning).
+FEW_BITS = (
+    ("u3-g128-bf16", "bf16", MmaTuning(warps_k=2, stages=2, folds=True)),
+    ("u3+z-g64-bf16", "bf16", MmaTuning(warps_k=1, stages=2, folds=True)),
+    ("u3+z-g64-f16", "f16", None),
+    ("s3+zf-g32-f16", "bf16", None),
+    ("u2-g128-bf16", "bf16", MmaTuning(warps_k=1, stages=2, stage_blocks=1, folds=True)),
+    ("u2+z-g64-f16", "f16", MmaTuning(warps_n=2, warps_k=1, stages=3)),
+    ("u1-g32-f16", "f16", MmaTuning(warps_k=1, stages=2, stage_blocks=1)),
+    ("s2-channel-f32", "bf16", MmaTuning(warps_m=2, warps_k=1, tokens=16, stages=2)),
+)
+
 #: Fields of a Case that are tried on a T4 and on one of the others.
 OPTIONS: Sequence[Mapping[str, Any]] = (
     {"act_order": True},
@@ -145,6 +158,8 @@ def _trials() -> Iterator[Trial]:
         folded, source = replace(tuning, folds=True), _turn(ALIKE, place)
         yield Trial(_case(source, "u4+z-g64-bf16", place, dtype="bf16"), folded)
         yield Trial(_case(source, "e2m1-g32-e8m0", place, dtype="bf16"), folded)
+    for place, (weight, dtype, tuning) in enumerate(FEW_BITS):
+        yield Trial(_case(_turn(ALIKE, place), weight, place, dtype=dtype), tuning)
     for turn, (kind, tuning) in enumerate(zip(KINDS[1:], TUNINGS[-3:], strict=True)):
         for place, source in enumerate((T4, _turn(ALIKE, turn))):
             yield Trial(_case(source, "u4-g32-f16", place, kind=kind), tuning)

@@ -12,7 +12,9 @@ from humming.formats.table import number_format
 from humming.layouts import GROUP, PlaneLayout, plane_layout
 
 PLACED = [plane_layout(number_format("e2m1"), number_format(t)) for t in ("bf16", "f16", "e4m3fn")]
-LAYOUTS = [PlaneLayout(b, u) for u in (2, 4, 8) for b in range(1, min(8, 32 // u) + 1)] + PLACED
+FIVES = plane_layout(number_format("u3"), number_format("bf16"))
+LAYOUTS = [PlaneLayout(b, u) for u in (2, 4, 8) for b in range(1, min(8, 32 // u) + 1)]
+LAYOUTS += [*PLACED, FIVES]
 
 layouts = st.sampled_from(LAYOUTS)
 
@@ -84,6 +86,27 @@ def test_moves_bring_units_into_their_form(layout: PlaneLayout) -> None:
             for bit, to in enumerate(placement.form):
                 expected |= (code >> bit & 1) << (layout.slot * j + to)
         assert form == expected
+
+
+def test_integers_of_three_bits_for_halves_lie_five_to_a_word() -> None:
+    for code, target in (("u3", "f16"), ("s3", "bf16")):
+        assert plane_layout(number_format(code), number_format(target)) == FIVES
+    for code, target in (("u3", "s8"), ("s3", "e4m3fn"), ("e0m2", "bf16"), ("e1m1", "f16")):
+        layout = plane_layout(number_format(code), number_format(target))
+        assert layout == PlaneLayout(3, layout.unit)
+    codes = torch.zeros(GROUP, dtype=torch.uint8)
+    codes[32 + 2 * 13 : 32 + 2 * 13 + 2] = torch.tensor([5, 7], dtype=torch.uint8)
+    codes[32 + 30 :][:2] = torch.tensor([6, 1], dtype=torch.uint8)  # of tile 1 as well
+    words = FIVES.pack(codes).long() & 0xFFFFFFFF
+    # Unit 13 at place 4 of word 1, and a bit of unit 15 in each.
+    expected = [0, 0, 1 << 31, 5 << 12 | 7 << 28 | 1 << 15, 0, 0, 0, 0, 0, 1 << 15, 0, 0]
+    assert words.tolist() == expected
+
+
+@pytest.mark.parametrize(("bits", "unit"), [(3, 4), (2, 2), (4, 2)])
+def test_only_units_of_two_codes_of_three_bits_lie_in_fives(bits: int, unit: int) -> None:
+    with pytest.raises(ConfigError, match="fives"):
+        PlaneLayout(bits, unit, fives=True)
 
 
 def test_only_codes_of_four_bits_are_placed() -> None:

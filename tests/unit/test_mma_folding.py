@@ -56,8 +56,9 @@ POSITIVE = [
 #: e8m0 has none of these.
 OTHERS = [(-LARGEST, True), (-2 * LARGEST, False), (0.0, True), (torch.nan, True)]
 CASES = [("e2m1-g32-e8m0", *case) for case in [*POSITIVE, (torch.nan, False)]]
-CASES += [("e2m1-g16-e4m3fn", *case) for case in [(448.0, True), (0.0, True)]]
+CASES += [("e2m1-g16-e4m3fn", *case) for case in [(448.0, True), (2.0**-9, True)]]
 CASES += [("e2m1-g16-e4m3fn", *case) for case in [(-0.5, False), (torch.nan, False)]]
+CASES += [("u4-g64-e4m3fn", 0.0, True)]
 CASES += [(s, *case) for s in ("u4-g64-bf16", "u4+z-g64-bf16") for case in POSITIVE + OTHERS]
 
 
@@ -86,15 +87,61 @@ def test_other_operands_and_scales_are_left_alone() -> None:
         assert fitted(weight, other, PROFILE) == (weight, other)
 
 
-def test_blocks_of_zeros_may_have_any_scale() -> None:
-    weight, layer = weight_and_layer("e2m1-g32-e8m0", SMALLEST / 2)
+@pytest.mark.parametrize(
+    ("scheme", "scale", "one"),
+    [("e2m1-g32-e8m0", SMALLEST / 2, 127), ("e2m1-g16-e4m3fn", -1.0, 0x38)],
+)
+def test_blocks_of_zeros_may_have_any_scale(scheme: str, scale: float, one: int) -> None:
+    weight, layer = weight_and_layer(scheme, scale)
+    group = weight.scheme.granularity.k
     packed = weight.packed.clone()
-    packed[3, 16:32] = 0x80  # +0 and -0
+    packed[3, group // 2 : group] = 0x80  # +0 and -0
     weight = weight.replace(packed=packed)
     fit, fit_layer = fitted(weight, layer, PROFILE)
     assert fit_layer == layer
-    assert int(fit.scales[3, 1]) == 127
+    assert int(fit.scales[3, 1]) == one
     assert torch.equal(fit.dequantize(torch.float64), weight.dequantize(torch.float64))
+
+
+@pytest.mark.parametrize("experts", [0, 2])
+@pytest.mark.parametrize("scheme", ["e2m1-g16-e4m3fn", "e2m1-b16x32-e4m3fn"])
+def test_codes_are_zero_where_a_scale_is(scheme: str, experts: int) -> None:
+    weight = humming.quantize(torch.randn(*([experts] if experts else []), 64, 256), scheme)
+    scales = weight.scales.clone()
+    scales[..., 1, 2:4] = 0
+    weight = weight.replace(scales=scales)
+    fit, layer = fitted(weight, layer_of(weight), PROFILE)
+    assert fit.scheme == weight.scheme
+    assert torch.equal(fit.scales, scales)
+    assert torch.equal(fit.dequantize(torch.float64), weight.dequantize(torch.float64))
+    codes, before = fit.codes(), weight.codes()
+    group = weight.scheme.granularity
+    rows = slice(16, 32) if group.is_block else slice(1, 2)
+    columns = slice(2 * group.k, 4 * group.k)
+    assert not codes[..., rows, columns].any()
+    before[..., rows, columns] = 0
+    assert torch.equal(codes, before)
+    assert can_fold(layer, layout_of(layer, PROFILE))
+
+
+@pytest.mark.parametrize("scheme", ["e2m1-g16-e4m3fn-tensor", "e2m1-g32-e4m3fn"])
+def test_positive_scales_of_fp4_are_normal_numbers_of_a_format_with_more_exponents(
+    scheme: str,
+) -> None:
+    weight = humming.quantize(torch.randn(64, 256), scheme)
+    codes = torch.arange(1, 0x7F, dtype=torch.uint8).repeat(9)  # all finite ones
+    scales = codes[: weight.scales.numel()].view(weight.scales.shape)
+    weight = weight.replace(scales=scales)
+    fit, layer = fitted(weight, layer_of(weight), PROFILE)
+    layout = layout_of(layer, PROFILE)
+    assert fit is weight
+    assert layout.scale.name == "e5m3"
+    packed = pack_weight(fit, layer, layout)
+    assert "-e5m3" in packed.layout
+    assert int(packed.tensors["scales"].min()) >= 1 << 3
+    assert torch.equal(dequantize(packed, layout), weight.dequantize(torch.float64))
+    for activation in ("f16", "s8-token-f32"):
+        assert layout_of(layer_of(weight, activation), PROFILE).scale.name == "e4m3fn"
 
 
 # ------------------------------------------------------------------- powers of two for e4m3fn

@@ -1,7 +1,8 @@
 """Weight layouts as data: which bit of which word of a lane holds which bit of which code.
 
-Twin of ``include/humming/decode/planes.cuh`` and ``placements.cuh``. Which element of the matrix a
-lane's code is, is the business of a backend, which gathers codes in that order and packs them here.
+Twin of ``planes.cuh``, ``fives.cuh`` and ``placements.cuh`` in ``include/humming/decode/``. Which
+element of the matrix a lane's code is, is the business of a backend, which gathers codes in that
+order and packs them here.
 """
 
 from __future__ import annotations
@@ -130,11 +131,13 @@ class PlaneLayout:
         bits: of a code, 1 to 8.
         unit: codes that are decoded into one register: 2 for 16-bit operands, 4 for 8, 8 for 4.
         placement: of codes of 4 bits.
+        fives: codes of 3 bits lie in units of 2 as :class:`_Fives` says, not in planes.
     """
 
     bits: int
     unit: int
     placement: Placement | None = None
+    fives: bool = False
 
     def __post_init__(self) -> None:
         if self.unit not in (2, 4, 8):
@@ -144,10 +147,12 @@ class PlaneLayout:
             raise ConfigError("bits", self.bits, allowed)
         if self.placement and (self.bits, self.unit) != (4, self.placement.unit):
             raise ConfigError("placement", self.placement.name, f"none for {self.bits} bits")
+        if self.fives and (self.bits, self.unit) != (3, 2):
+            raise ConfigError("fives", self.fives, "codes of 3 bits in units of 2")
 
     def __str__(self) -> str:
         """The layout's name, kept beside what is packed in it."""
-        placed = f"-{self.placement.name}" if self.placement else ""
+        placed = f"-{self.placement.name}" if self.placement else "-fives" * self.fives
         return f"planes/b{self.bits}u{self.unit}{placed}"
 
     @property
@@ -155,6 +160,8 @@ class PlaneLayout:
         """Its type in kernels."""
         if self.placement:
             return f"humming::PlacedPlanes<{self.placement.cxx}>"
+        if self.fives:
+            return "humming::Fives"
         return f"humming::Planes<{self.bits}, {self.unit}>"
 
     @property
@@ -175,6 +182,8 @@ class PlaneLayout:
 
     def place(self, code: int, bit: int) -> tuple[int, int]:
         """Where a bit of a group's code lies, echoes apart: word of the group, bit of the word."""
+        if self.fives:
+            return _FIVES.place(code, bit)
         start, width = next(p for p in reversed(self.planes) if p[0] <= bit)
         index, element = divmod(code, self.unit)
         word, part = divmod(index, self.slot // width)
@@ -200,6 +209,8 @@ class PlaneLayout:
         if codes.numel() and int(codes.max()) >> self.bits:
             raise ConfigError("codes", int(codes.max()), f"codes below 2^{self.bits}")
         groups = codes.unflatten(-1, (-1, GROUP))
+        if self.fives:
+            return _FIVES.pack(groups).flatten(-2)
         packed = []
         for start, width in self.planes:
             shape = (4 * width, self.slot // width, self.unit)
@@ -229,6 +240,8 @@ class PlaneLayout:
             found = f"{words.dtype} {list(words.shape)}"
             raise ConfigError("words", found, f"int32 with a multiple of {self.words} in each row")
         groups = words.unflatten(-1, (-1, self.words))
+        if self.fives:
+            return _FIVES.unpack(groups).flatten(-2)
         codes = torch.zeros((*groups.shape[:-1], GROUP), dtype=torch.uint8, device=words.device)
         for start, width in self.planes:
             plane = groups[..., 4 * start : 4 * (start + width)]
@@ -262,7 +275,57 @@ class _Run(NamedTuple):
     mask: int
 
 
+class _Fives:
+    """Where codes of 3 bits lie that become 16-bit operands.
+
+    A group has 4 tiles of 16 units of 2 codes, a tile three words: words ``2 * tile`` and
+    ``2 * tile + 1`` of the group, and ``8 + tile``, as if it were planes of 2 and 1 bits. A word
+    has five units, whole: :data:`UNITS`. The codes of the one at place p have the bits from
+    ``3 * p`` on of the word's halves. Bit 15 is left: that of word w is bit w of the codes of unit
+    15. So units take fewer instructions than from planes, where their codes lie in two words.
+    """
+
+    TILES, PLACES, LEFT = 4, 5, 15
+    #: Units of a tile by word and place.
+    UNITS = ((0, 1, 2, 3, 12), (4, 5, 6, 7, 13), (8, 9, 10, 11, 14))
+
+    def place(self, code: int, bit: int) -> tuple[int, int]:
+        """Word of the group, bit of the word."""
+        tile, unit, element = code // 32, code % 32 // 2, code % 2
+        word, at = bit, self.LEFT
+        for row, units in enumerate(self.UNITS):
+            if unit in units:
+                word, at = row, 3 * units.index(unit) + bit
+        return 2 * tile + word if word < 2 else 8 + tile, 16 * element + at
+
+    def pack(self, groups: torch.Tensor) -> torch.Tensor:
+        """uint8 [..., 128] to int32 [..., 12]."""
+        units = groups.unflatten(-1, (self.TILES, -1, 2)).to(torch.int32)
+        left = units[..., -1, :]
+        words = torch.stack([(left >> bit & 1) << self.LEFT for bit in range(3)], dim=-2)
+        for place in range(self.PLACES):
+            words |= units[..., [row[place] for row in self.UNITS], :] << 3 * place
+        tiles = words[..., 0] | words[..., 1] << 16
+        return torch.cat([tiles[..., :2].flatten(-2), tiles[..., 2]], dim=-1)
+
+    def unpack(self, words: torch.Tensor) -> torch.Tensor:
+        """Inverse of :meth:`pack`."""
+        tiles = torch.cat([words[..., :8].unflatten(-1, (4, 2)), words[..., 8:, None]], dim=-1)
+        halves = torch.stack([tiles, tiles >> 16], dim=-1)
+        units = torch.zeros((*halves.shape[:-2], 16, 2), dtype=torch.uint8, device=words.device)
+        for word in range(3):
+            units[..., -1, :] |= (halves[..., word, :] >> self.LEFT & 1).to(torch.uint8) << word
+        for place in range(self.PLACES):
+            found = (halves >> 3 * place & 7).to(torch.uint8)
+            units[..., [row[place] for row in self.UNITS], :] = found
+        return units.flatten(-3)
+
+
+_FIVES = _Fives()
+
+
 def plane_layout(code: NumberFormat, target: NumberFormat) -> PlaneLayout:
     """How codes lie that are decoded to operands of format `target`."""
     placement = _PLACEMENTS.get(target.name) if code.name == "e2m1" else None
-    return PlaneLayout(code.bits, operand_unit(target), placement)
+    unit = operand_unit(target)
+    return PlaneLayout(code.bits, unit, placement, code.is_integer and (code.bits, unit) == (3, 2))

@@ -24,6 +24,7 @@ __all__ = ["SHAPES", "estimated_registers", "proposals"]
 #: for their registers. The smallest is the first.
 SHAPES = (
     (1, 1, 4, 8, 1, 1), (1, 1, 16, 8, 1, 1), (1, 1, 12, 8, 1, 1), (1, 1, 8, 8, 2, 1),
+    (1, 1, 16, 8, 2, 1),
     (2, 1, 4, 8, 2, 1), (1, 1, 4, 8, 2, 2), (1, 1, 2, 8, 2, 1),
     (1, 1, 16, 16, 1, 1), (1, 1, 12, 16, 1, 1), (1, 1, 8, 16, 2, 1), (2, 1, 4, 16, 2, 1),
     (1, 1, 4, 16, 1, 1), (2, 2, 1, 16, 2, 1), (2, 1, 1, 16, 2, 1),
@@ -56,6 +57,9 @@ _KIND_REGISTERS = {
 _SPARED_TOKENS = 16
 _SPARED = {GemmKind.INDEXED: 20, GemmKind.GROUPED_CONTIGUOUS: 40, GemmKind.GROUPED_MASKED: 20}
 _SM_REGISTERS = 65536
+#: Codes of no more bits are requested by units of two blocks, in dense layers by warps of so many
+#: tokens; twin of mainloop.cuh.
+_UNIT_TOKENS, _UNIT_BITS = 8, 3
 #: Shared memory that the system keeps of every CTA.
 _RESERVED_BYTES = 1024
 
@@ -104,9 +108,11 @@ def _folding(
 ) -> tuple[bool, ...]:
     """Whether scales may go into the operand; with few tokens there are few sums to scale.
 
-    Kernels of experts are short of registers, and such sums take some.
+    Kernels of experts are short of registers, and such sums take some; so are those that request
+    most bits by units.
     """
     many = tokens >= 16 or layout.group < 64 or compute.gemm is not GemmKind.DENSE
+    many |= layout.planes.bits == _UNIT_BITS
     worth = can_fold(layer, layout) and many and not compute.batch_invariant
     return (False, True) if worth else (False,)
 
@@ -120,7 +126,7 @@ def estimated_registers(
 ) -> int:
     """Registers of a thread, on the safe side; fitted to what ptxas 13.5 reports for sm_80."""
     tiles = tuning.tokens // 8
-    registers = 16 * tiles + 8 * layout.planes.bits + _scale_registers(layout)
+    registers = 16 * tiles + _code_registers(layout, compute, tuning) + _scale_registers(layout)
     if promotes(layer, layout, tuning):
         operands = 2 * tiles * layout.steps + 8 * tiles
         registers += operands + 6 * tiles * bool(layer.activation.group_size) + 48 + 8 * tiles
@@ -134,6 +140,13 @@ def estimated_registers(
     return (
         registers + _KIND_REGISTERS[compute.gemm] + _copy_registers(profile, layer, layout, tuning)
     )
+
+
+def _code_registers(layout: MmaLayout, compute: ComputeConfig, tuning: MmaTuning) -> int:
+    """For the codes that are multiplied, and those that arrive meanwhile: two blocks or units."""
+    bits = layout.planes.bits
+    few = tuning.tokens == _UNIT_TOKENS and bits <= _UNIT_BITS
+    return (16 if few and compute.gemm is GemmKind.DENSE else 8) * bits
 
 
 def _copy_registers(

@@ -11,17 +11,17 @@ from humming.formats.scheme import Zero
 from humming.formats.table import number_format
 from humming.formats.tensors import decode
 from humming.weight import CanonicalWeight
-from humming_sm75_sm89.layout import MmaLayout
-from humming_sm75_sm89.powers import row_powers, used_blocks
+from humming_sm75_sm89.layout import NORMAL_SCALES, MmaLayout
+from humming_sm75_sm89.powers import cleared, row_powers, used_blocks
 
 __all__ = ["LARGEST", "SMALLEST", "can_fold", "with_range"]
 
 # Formats whose scales go into bf16 operands without more than that one rounding.
-_FOLDED = ("bf16", "e8m0", "e4m3fn")
+_FOLDED = ("bf16", "e8m0", "e4m3fn", NORMAL_SCALES)
 #: Sizes of scales whose products stay within the range of bf16 on the way; see decode/folding.cuh.
 LARGEST, SMALLEST = 2.0**24, 2.0**-64
-#: 1 as a code of e8m0.
-_ONE = 127
+#: 1 as a code.
+_ONES = {"e8m0": 127, "e4m3fn": 0x38}
 
 
 def can_fold(layer: LayerConfig, layout: MmaLayout) -> bool:
@@ -45,7 +45,8 @@ def with_range(
 
     Models have none of these: scales beyond 2^24, or below 2^-64 and not 0; NaN or negative ones of
     8 bits; for e4m3fn operands, powers of two of a row that are more than 2^11 apart. Scales of
-    blocks without anything but zeros may be any; where one is outside it becomes 1.
+    blocks of e2m1 without anything but zeros may be any; where one is outside, these become 1.
+    Where a scale is 0 that kernels take for something else, codes become 0.
     """
     if weight.scales.is_meta or not (can_fold(layer, layout) or layout.has_powers):
         return weight, layer
@@ -53,13 +54,15 @@ def with_range(
         if row_powers(weight) is not None:
             return weight, layer
     else:
-        outside = _outside(weight.scales, layout)
+        outside = _outside(weight, layout)
         if not bool(outside.any()):
-            return weight, layer
-        if weight.scheme.code.name == "e2m1" and layout.scale.name == "e8m0":
+            return _without_zeros(weight, layout), layer
+        one = _ONES.get(weight.scheme.scale.name)
+        if weight.scheme.code.name == "e2m1" and one is not None:
             used = used_blocks(weight)
             if not bool((outside & used).any()):
-                return weight.replace(scales=weight.scales.masked_fill(~used, _ONE)), layer
+                scales = weight.scales.masked_fill(~used, one)
+                return _without_zeros(weight.replace(scales=scales), layout), layer
     scheme = dataclasses.replace(weight.scheme, scale=number_format("f32"))
     scales = decode(weight.scales, weight.scheme.scale, torch.float32)
     return (
@@ -68,12 +71,20 @@ def with_range(
     )
 
 
-def _outside(scales: torch.Tensor, layout: MmaLayout) -> torch.Tensor:
+def _outside(weight: CanonicalWeight, layout: MmaLayout) -> torch.Tensor:
     """Which scales are not folded into bf16."""
-    values = decode(scales, layout.scale, torch.float32)
+    values = decode(weight.scales, weight.scheme.scale, torch.float32)
     sizes = values.abs()
     # Infinity is no smaller than anything. bf16's NaN stays NaN either way.
     outside = (sizes > LARGEST) | ((sizes < SMALLEST) & (sizes > 0))
     if layout.scale.bits == 8:
         outside |= values.isnan() | values.signbit()
     return outside
+
+
+def _without_zeros(weight: CanonicalWeight, layout: MmaLayout) -> CanonicalWeight:
+    """The same weight; codes are 0 where a scale is 0 and kernels take it for something else."""
+    zeros = weight.scales == 0
+    if layout.scale.name != NORMAL_SCALES or not bool(zeros.any()):
+        return weight
+    return cleared(weight, zeros)

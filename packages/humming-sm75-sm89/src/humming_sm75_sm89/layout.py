@@ -23,6 +23,7 @@ from humming.validity import multiplicand
 __all__ = [
     "BLOCK",
     "KERNEL_SCALES",
+    "NORMAL_SCALES",
     "PANEL",
     "WINDOW",
     "BlockGrid",
@@ -38,8 +39,11 @@ PANEL = 64
 BLOCK = 64
 #: Blocks of a panel that lie in one piece.
 WINDOW = 32
-#: Scale formats that kernels read; any other is converted to f32, which holds them all.
+#: Scale formats that kernels read as they are; any other is converted to f32, which holds them all.
 KERNEL_SCALES = ("f32", "f16", "bf16", "e8m0", "e4m3fn")
+#: What scales of e4m3fn become that kernels multiply into e2m1: positive ones are normal there, so
+#: that an addition to their exponents makes bf16 of them.
+NORMAL_SCALES = "e5m3"
 
 #: Kernels take K in pairs of blocks.
 _K_MULTIPLE = 2 * BLOCK
@@ -125,7 +129,8 @@ class MmaLayout:
         weight: scheme of the weight.
         target: format that codes are decoded to.
         exponent: e such that a weight is its decoded number times 2^e, before scales.
-        scale: format of `scales` and of float zero points, one of :data:`KERNEL_SCALES`.
+        scale: format of `scales` and of float zero points, one of :data:`KERNEL_SCALES`, or
+            :data:`NORMAL_SCALES`.
         group: columns per scale, a multiple of `step`; 0 without `scales`.
         zero_group: columns per zero point, a multiple of `step`; 0 without `zeros`.
         has_scales: several scales per row, or one beside a float zero point.
@@ -247,7 +252,6 @@ def layout_of(layer: LayerConfig, profile: DeviceProfile) -> MmaLayout:
     whole = BlockGrid(layer.n, layer.k).k128
     step = 8 * operand_unit(target)
     group = min(padded(scheme.granularity.k, step), whole) if grouped else whole
-    kept = scheme.scale.name in KERNEL_SCALES
     return MmaLayout(
         n=layer.n,
         k=layer.k,
@@ -255,7 +259,7 @@ def layout_of(layer: LayerConfig, profile: DeviceProfile) -> MmaLayout:
         weight=scheme,
         target=target,
         exponent=exponent,
-        scale=scheme.scale if kept else number_format("f32"),
+        scale=_kernel_scale(layer, target, grouped=grouped),
         group=group if has_scales else 0,
         zero_group=group if scheme.zero is not Zero.NONE else 0,
         has_scales=has_scales,
@@ -266,6 +270,14 @@ def layout_of(layer: LayerConfig, profile: DeviceProfile) -> MmaLayout:
         has_order=_has_order(layer, step),
         has_bias=layer.bias,
     )
+
+
+def _kernel_scale(layer: LayerConfig, target: NumberFormat, *, grouped: bool) -> NumberFormat:
+    scheme = layer.weight
+    names = scheme.code.name, scheme.scale.name, target.name
+    if names == ("e2m1", "e4m3fn", "bf16") and grouped and not layer.activation.group_size:
+        return number_format(NORMAL_SCALES)
+    return scheme.scale if scheme.scale.name in KERNEL_SCALES else number_format("f32")
 
 
 def _has_powers(scheme: WeightScheme, target: NumberFormat) -> bool:

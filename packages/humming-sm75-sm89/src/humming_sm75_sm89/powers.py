@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import torch
 
-from humming.packing import unpack
+from humming.packing import pack, unpack
 from humming.weight import CanonicalWeight
 from humming_sm75_sm89.scaling import scale_columns, scale_rows
 
-__all__ = ["LARGEST_POWER", "SMALLEST_POWER", "divided", "row_powers", "used_blocks", "values_of"]
+__all__ = [
+    "LARGEST_POWER",
+    "SMALLEST_POWER",
+    "cleared",
+    "divided",
+    "row_powers",
+    "used_blocks",
+    "values_of",
+]
 
 #: Exponents of the scales that are left.
 LARGEST_POWER, SMALLEST_POWER = 6, -5
@@ -69,6 +77,19 @@ def used_blocks(weight: CanonicalWeight) -> torch.Tensor:
         blocks.scatter_reduce_(0, target.unsqueeze(1).expand_as(of_columns), of_columns, "amax")
         found[expert] = blocks > 0
     return found.view(weight.scales.shape)
+
+
+def cleared(weight: CanonicalWeight, blocks: torch.Tensor) -> CanonicalWeight:
+    """The weight with codes 0 in some scale blocks, bool [.., R, C]."""
+    bits, rows, columns = weight.scheme.code.bits, scale_rows(weight), scale_columns(weight)
+    packed = weight.packed.clone()
+    for expert, matrix in enumerate(packed.view(-1, *packed.shape[-2:])):
+        chosen = blocks.reshape(-1, *blocks.shape[-2:])[expert]
+        of_rows = chosen if rows is None else chosen.index_select(0, rows)
+        codes = unpack(matrix, bits, weight.k)
+        codes.masked_fill_(of_rows.index_select(1, columns[expert]), 0)
+        matrix.copy_(pack(codes, bits))
+    return weight.replace(packed=packed)
 
 
 def _powers(codes: torch.Tensor, used: torch.Tensor) -> torch.Tensor | None:

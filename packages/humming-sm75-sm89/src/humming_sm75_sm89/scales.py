@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from humming.errors import ConfigError
-from humming.formats.tensors import decode, storage_dtype
+from humming.formats.tensors import decode, encode
 from humming.weight import CanonicalWeight
 from humming_sm75_sm89.layout import PANEL, MmaLayout
 from humming_sm75_sm89.order import Arrangement
@@ -23,7 +23,7 @@ def pack_scales(
     if layout.has_powers:
         scales = divided(scales, _powers(weight))
     elif weight.scheme.scale != layout.scale:
-        scales = decode(scales, weight.scheme.scale, storage_dtype(layout.scale))
+        scales = encode(decode(scales, weight.scheme.scale), layout.scale)
     return _panels(scales, weight, layout.group, arrangement)
 
 

@@ -309,7 +309,7 @@ def decode_instructions(layout: MmaLayout, tuning: WideTuning | StreamTuning) ->
         of_integer, of_float = _TO_INTEGER8 if layout.target.is_integer else _TO_FLOAT8
         return of_integer if code.is_integer else of_float
     planes = bin(code.bits).count("1")
-    field = 1.25 * planes + planes - 1
+    field = 1.5 if layout.planes.fives else 1.25 * planes + planes - 1
     if code.name == "e2m1":
         return _TO_HALVES_FROM_FP4  # scales are in the factor that it is multiplied by anyway
     made = field + 1 if code.is_integer else 2 * field + (2.25 if code.bits < 8 else 5.0)

@@ -6,6 +6,7 @@
 // code by code and lie in shared memory with 8 bits each, or 4.
 #pragma once
 
+#include <humming/decode/fives.cuh>
 #include <humming/decode/placements.cuh>
 #include <humming/decode/planes.cuh>
 #include <humming/std.cuh>

@@ -10,8 +10,8 @@
 // A decoder has what Decoder has, but for zero points
 //
 //   Factors                       what a scale, and a zero point, are turned into
-//   factors(scales, half, zero)   does so; `scales` has those of two rows in its low bits, as they are
-//                                 stored, and `half` says which
+//   factors(scales, half, zero)   does so; `scales` has those of two rows, as they are stored, in its
+//                                 halves, and `half` says which
 //   unit(words, i, factors)       the register of unit i of a lane's group
 #pragma once
 
@@ -25,6 +25,20 @@ namespace humming {
 inline constexpr int kFoldExponent = 32;
 
 using E8m0 = Float<8, 0, 127, Specials::kNanOnly>;
+/// All that is finite and positive in e4m3fn is a normal number of it; so it is what scales of e4m3fn
+/// become that are folded into floats. Kernels take no others of it: what has code 0 has codes of 0.
+using E5m3 = Float<5, 3, 15, Specials::kNanOnly>;
+
+/// Two numbers of `kBytes` bytes that lie together, each in a half of a register.
+template <int kBytes>
+__device__ __forceinline__ u32 pair_of(u32 const* words, int number) {
+  static_assert(kBytes <= 2, "pair_of: halves have 16 bits");
+  if constexpr (kBytes == 2) {
+    return words[number];
+  } else {
+    return prmt(words[number / 2], 0, number % 2 == 0 ? 0x4140 : 0x4342);
+  }
+}
 
 /// 2^exponent, times each half of `numbers`.
 __device__ __forceinline__ u32 scaled_power(int exponent, u32 numbers) {
@@ -47,18 +61,18 @@ __device__ __forceinline__ u32 both_halves(u32 pair, int half) {
   return made;
 }
 
-/// Two scales as halves of a register. 2 for e8m0, 3 for e4m3fn.
+/// Two scales as bf16. 1 for e8m0, 2 for e4m3fn.
 template <class Scale>
-__device__ __forceinline__ u32 scale_pair(u32 bits) {
+__device__ __forceinline__ u32 scale_pair(u32 halves) {
   if constexpr (is_same<Scale, Bf16>) {
-    return bits;
+    return halves;
   } else {
-    u32 const bytes = __byte_perm(bits, 0, 0x4140);
+    u32 const moved = halves << (Bf16::kMantissa - Scale::kMantissa);
     if constexpr (is_same<Scale, E8m0>) {
-      return bytes << Bf16::kMantissa;
+      return moved;
     } else {
       static_assert(is_same<Scale, E4m3fn>, "scale_pair: scales that bf16 has");
-      return scaled_power(Bf16::kBias - E4m3fn::kBias, bytes << (Bf16::kMantissa - E4m3fn::kMantissa));
+      return scaled_power(Bf16::kBias - E4m3fn::kBias, moved);
     }
   }
 }
@@ -88,20 +102,20 @@ template <class Format, class Scale>
 struct FoldingInteger {
   using Plain = IntegerToBf16<Format, Zero::kNone>;
   using Planes = typename Plain::Planes;
+  using Low = typename Plain::Low;
   using Code = typename Plain::Code;
   static constexpr int kExponent = kFoldExponent;
-  static constexpr int kPlaces = Plain::kRun < Plain::kPerWord ? Plain::kRun : Plain::kPerWord;
 
   struct Factors {
-    u32 factor[kPlaces], addend;
+    u32 factor[Low::kPlaces], addend;
   };
 
   static __device__ __forceinline__ Factors factors(u32 scales, int half, u32) {
     u32 const pair = scale_pair<Scale>(scales);
     Factors made;
 #pragma unroll
-    for (int place = 0; place < kPlaces; ++place) {
-      int const exponent = 133 - kFoldExponent - Plain::kPlane * place;
+    for (int place = 0; place < Low::kPlaces; ++place) {
+      int const exponent = 133 - kFoldExponent - Low::to(place);
       made.factor[place] = both_halves(scaled_power(exponent, pair), half);
     }
     u32 const offset = scaled_power(Planes::kBits - 1 - kFoldExponent, pair) ^ kMinusZeros;
@@ -110,14 +124,14 @@ struct FoldingInteger {
   }
   static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords], int index,
                                              const Factors& factors) {
-    int const place = index % Plain::kPerWord % Plain::kRun, to = Plain::kPlane * place;
+    int const place = Low::place(index), to = Low::to(place);
     u32 const number = Planes::field(words, index, {0, Planes::kBits, to}, twice(Code::kFlip << to));
     return fma_bf16x2(number, factors.factor[place], factors.addend);
   }
 };
 
-/// As FloatToHalf. A factor costs 2 for two rows with scales of e8m0: the exponents are added. What has
-/// scale code 0, 2^-127, is padding, whose codes are 0.
+/// As FloatToHalf. For two rows a factor costs 1 or 2 with scales of e8m0 and e5m3: exponents are added.
+/// What has scale code 0, a power of two then, has codes of 0.
 template <class Format, class Scale>
 struct FoldingFloat {
   using Plain = FloatToHalf<Format, Bf16>;
@@ -130,13 +144,13 @@ struct FoldingFloat {
 
   static __device__ __forceinline__ Factors factors(u32 scales, int half, u32) {
     constexpr int kPower = Plain::kGap - kFoldExponent;
-    u32 pair = scale_pair<Scale>(scales);
-    if constexpr (is_same<Scale, E8m0>) {
-      pair += twice(static_cast<u32>(kPower) << Bf16::kMantissa);
+    if constexpr (is_same<Scale, E8m0> || is_same<Scale, E5m3>) {
+      constexpr u32 kAdded = static_cast<u32>(Bf16::kBias - Scale::kBias + kPower) << Bf16::kMantissa;
+      u32 const moved = scales << (Bf16::kMantissa - Scale::kMantissa);
+      return {both_halves(moved + twice(kAdded), half)};
     } else {
-      pair = scaled_power(kPower, pair);
+      return {both_halves(scaled_power(kPower, scale_pair<Scale>(scales)), half)};
     }
-    return {both_halves(pair, half)};
   }
   static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords], int index,
                                              const Factors& factors) {
@@ -161,7 +175,7 @@ struct FoldingToE4m3 {
     // 1.5, 1, 0.5, 0; 6, 4, 3, 2.
     constexpr u32 kLow = 0x3c383000u, kHigh = 0x4c484440u;
     constexpr u32 kStepLow = 0x08080800u, kStepHigh = 0x08080808u;
-    u32 const scale = half == 0 ? scales & 0xff : scales >> 8 & 0xff;
+    u32 const scale = half == 0 ? scales & 0xffff : scales >> 16;
     return {kLow - E8m0::kBias * kStepLow + scale * kStepLow,
             kHigh - E8m0::kBias * kStepHigh + scale * kStepHigh};
   }

@@ -10,6 +10,7 @@
 // per plane, and a shift per plane unless the unit already lies right or shares it with another.
 #pragma once
 
+#include <humming/decode/fives.cuh>
 #include <humming/decode/halves.cuh>
 #include <humming/decode/planes.cuh>
 
@@ -34,32 +35,32 @@ struct IntegerCode {
   }
 };
 
+/// Where codes of so many bits lie for 16-bit operands; twin of plane_layout() in humming/layouts.py.
+template <int kBits>
+using HalfPlanes = Chosen<kBits == 3, Fives, Planes<kBits, 2>>;
+
 /// To f16: a code becomes the mantissa of a number, and one fma takes off what is too much. Exact. A
-/// field and an fma: 2.25 for 4 bits, 2.5 for 8.
+/// field and an fma: 2.25 for 4 bits, 2.5 for 8, 2.3 for 3.
 ///
 /// m being the mantissa's bits, a code at its bit T makes 2^m + code * 2^T. T is free up to
-/// m - bits; so several units of a word, a *run*, share one shift of the widest plane.
+/// m - bits; so several units of a word share one shift.
 template <class Format, Zero kZero>
 struct IntegerToF16 {
-  using Planes = humming::Planes<Format::kBits, 2>;
+  using Planes = HalfPlanes<Format::kBits>;
+  using Low = typename Planes::template Low<F16::kMantissa>;
   using Code = IntegerCode<Format, kZero>;
   static constexpr int kExponent = 0;
 
-  static constexpr int kPlane = Planes::width(0);
-  static constexpr int kPerWord = Planes::kSlot / kPlane;
-  static constexpr int kRun = (F16::kMantissa - Planes::kBits) / kPlane + 1;
-  static constexpr int kPlaces = kRun < kPerWord ? kRun : kPerWord;
-
   /// -(2^(m - T) + zero point) for each T.
   struct ZeroPoint {
-    u32 addend[kPlaces];
+    u32 addend[Low::kPlaces];
   };
 
   static __device__ __forceinline__ ZeroPoint zero_point(u32 zero) {
     ZeroPoint made;
 #pragma unroll
-    for (int place = 0; place < kPlaces; ++place) {
-      int const to = kPlane * place;
+    for (int place = 0; place < Low::kPlaces; ++place) {
+      int const to = Low::to(place);
       u32 const magic = 0x8000u | power_of_two<F16>(F16::kMantissa - to);
       made.addend[place] = twice(magic | Code::offset(zero) << to);
     }
@@ -68,7 +69,7 @@ struct IntegerToF16 {
 
   static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords], int index,
                                              const ZeroPoint& zero) {
-    int const place = index % kPerWord % kRun, to = kPlane * place;
+    int const place = Low::place(index), to = Low::to(place);
     u32 const magic = power_of_two<F16>(F16::kMantissa) ^ Code::kFlip << to;
     u32 const number = Planes::field(words, index, {0, Planes::kBits, to}, twice(magic));
     return fma_f16x2(number, twice(power_of_two<F16>(-to)), zero.addend[place]);
@@ -77,18 +78,15 @@ struct IntegerToF16 {
 
 /// To bf16, up to 2^6: the lowest 8 bits of a bf16 number are an integer times 2^-133, be it subnormal
 /// or not. One fma brings that up and takes off the zero point. Exact. A field and an fma: 2.25 for
-/// 4 bits, 2.5 for 8.
+/// 4 bits, 2.5 for 8 and for 3.
 ///
 /// A code may lie anywhere in those 8 bits; so several units of a word share one shift.
 template <class Format, Zero kZero>
 struct IntegerToBf16 {
-  using Planes = humming::Planes<Format::kBits, 2>;
+  using Planes = HalfPlanes<Format::kBits>;
+  using Low = typename Planes::template Low<8>;
   using Code = IntegerCode<Format, kZero>;
   static constexpr int kExponent = 6;  // what 2^127, the largest factor, leaves of 2^133
-
-  static constexpr int kPlane = Planes::width(0);
-  static constexpr int kPerWord = Planes::kSlot / kPlane;
-  static constexpr int kRun = (8 - Planes::kBits) / kPlane + 1;
 
   /// -zero point * 2^-kExponent.
   struct ZeroPoint {
@@ -102,7 +100,7 @@ struct IntegerToBf16 {
 
   static __device__ __forceinline__ u32 unit(const u32 (&words)[Planes::kWords], int index,
                                              const ZeroPoint& zero) {
-    int const to = kPlane * (index % kPerWord % kRun);
+    int const to = Low::to(Low::place(index));
     u32 const number = Planes::field(words, index, {0, Planes::kBits, to}, twice(Code::kFlip << to));
     return fma_bf16x2(number, twice(power_of_two<Bf16>(127 - to)), zero.addend);
   }

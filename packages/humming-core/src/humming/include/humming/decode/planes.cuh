@@ -60,6 +60,19 @@ struct Planes {
     return plane;
   }
 
+  /// Where codes go that may lie anywhere in the lowest `kRoom` bits of their slots: several units of
+  /// a word, a *run*, share one shift of the widest plane.
+  template <int kRoom>
+  struct Low {
+    static constexpr int kPerWord = kSlot / width(0);
+    static constexpr int kRun = (kRoom - kBits) / width(0) + 1;
+    static constexpr int kPlaces = kRun < kPerWord ? kRun : kPerWord;
+    /// Of the kPlaces different ones, that of unit `index`.
+    static __host__ __device__ constexpr int place(int index) { return index % kPerWord % kRun; }
+    /// The lowest bit of codes there.
+    static __host__ __device__ constexpr int to(int place) { return width(0) * place; }
+  };
+
   /// A field of the codes of unit `index`, xor `onto`. With wider slots than the unit's own, its
   /// elements are dealt out to several registers.
   ///

@@ -267,7 +267,8 @@ __device__ __forceinline__ int units_of_team(int first, int end) {
 ///
 /// Two blocks of weights are in registers, one being multiplied while the other arrives. ptxas waits for
 /// all of the loads of a loop at once, so that a wait for a block is one for what was requested after it
-/// as well. Where a CTA has one tile, a block is requested once the one before it has arrived. With
+/// as well. Where a CTA has one tile, a block is requested once the one before it has arrived; or, of few
+/// bits, both blocks of a unit once those of the one before are there, so that as much is under way. With
 /// experts it has one tile after the other, and only every second block is: one wait less in each unit,
 /// with twice as much under way (256 x (7168 x 2048), int4 by 8 tokens, by index: 126 us, not 138).
 /// It is the mainloop of warps that multiply whole blocks, by MMAs of a warp.
@@ -293,18 +294,9 @@ struct WarpMainloop {
     using Multiplier = Chosen<S::kPromotes, PromotingMultiplier<P>, DirectMultiplier<P>>;
     Multiplier const multiply_half(args, rows, panel, totals, warp);
     constexpr bool kOneTile = P::kKind == GemmKind::kDense;
-    constexpr int kLast = S::Planes::kWords - 1;
-    u32 const never = static_cast<u32>(args.n) >> 31;  // 0, which compilers don't know
-
     // Scales and zero points of short groups leave no registers for it: then it comes last.
     constexpr bool kCrowded = sizeof(Block<P>) > 4 * 64;
-    Block<P> even, odd;
-    UnitPlace<P> place = panel.place(first);
-    panel.load(even, 0, place, 0);
-    __syncwarp();  // ptxas would put off these loads until the ring's copies are under way
-    ring.prefetch();
-    totals = {};  // not earlier: memory is waiting for its requests
-    if constexpr (!kCrowded) meanwhile();
+    u32 const never = static_cast<u32>(args.n) >> 31;  // 0, which compilers don't know
     int stage = 0;
     auto const advance = [&] {
       ring.advance([&] {
@@ -318,19 +310,88 @@ struct WarpMainloop {
       stage = stage + 1 == TeamRing::kStages ? 0 : stage + 1;
       return x;
     };
-    for (int i = 0, unit = first; i < units; ++i, unit += P::kWarpsK) {
+    auto const start = [&] {
+      __syncwarp();  // ptxas would put off these loads until the ring's copies are under way
+      ring.prefetch();
+      totals = {};  // not earlier: memory is waiting for its requests
+      if constexpr (!kCrowded) meanwhile();
+    };
+    UnitPlace<P> place = panel.place(first);
+    if constexpr (kOneTile && P::kTokens == kUnitTokens && S::Planes::kBits <= kUnitBits) {
+      by_units<P>(panel, place, units, never, start, advance, multiply_half);
+    } else {
+      by_blocks<P, kOneTile>(panel, place, units, never, start, advance, multiply_half);
+    }
+    if constexpr (kCrowded) meanwhile();
+  }
+
+ private:
+  /// Codes of no more bits are requested by units, where a CTA has one tile: of so many tokens of a warp,
+  /// since more have no registers left. Twin of candidates.py of humming-sm75-sm89.
+  static constexpr int kUnitTokens = 8, kUnitBits = 3;
+
+  /// A word of a block that arrives with the last of its codes.
+  template <class P>
+  static __device__ __forceinline__ u32 last_of(Block<P> const& block) {
+    return block.codes[Sizes<P>::Planes::kWords - 1];
+  }
+
+  template <class P, bool kOneTile, class Start, class Advance, class Multiplier>
+  static __device__ __forceinline__ void by_blocks(Panel<P> const& panel, UnitPlace<P>& place,
+                                                   int units, u32 never, Start const& start,
+                                                   Advance const& advance,
+                                                   Multiplier const& multiply_half) {
+    Block<P> even, odd;
+    int unit = place.unit;
+    panel.load(even, 0, place, 0);
+    start();
+    for (int i = 0; i < units; ++i, unit += P::kWarpsK) {
       u32 x = advance();
       panel.share_rows(even, odd);
-      panel.load(odd, 1, place, even.codes[kLast] & never);
+      panel.load(odd, 1, place, last_of(even) & never);
       multiply_half(even, 0, 0, unit, x);
       if constexpr (P::kStageBlocks == 1) x = advance();
       if (i + 1 < units) {
         panel.advance(place);
-        panel.load(even, 0, place, kOneTile ? odd.codes[kLast] & never : 0u);
+        panel.load(even, 0, place, kOneTile ? last_of(odd) & never : 0u);
       }
       multiply_half(odd, 1, P::kStageBlocks - 1, unit, x);
     }
-    if constexpr (kCrowded) meanwhile();
+  }
+
+  template <class P, class Start, class Advance, class Multiplier>
+  static __device__ __forceinline__ void by_units(Panel<P> const& panel, UnitPlace<P>& place,
+                                                  int units, u32 never, Start const& start,
+                                                  Advance const& advance,
+                                                  Multiplier const& multiply_half) {
+    using Unit = Block<P>[2];
+    Unit even, odd;
+    int unit = place.unit;
+    auto const load = [&](Unit& to, u32 nothing) {
+      panel.load(to[0], 0, place, nothing);
+      panel.load(to[1], 1, place, nothing);
+    };
+    auto const consume = [&](Unit& blocks, Unit& next) {
+      u32 x = advance();
+      if (--units > 0) {
+        panel.advance(place);
+        load(next, last_of(blocks[1]) & never);
+      }
+      __syncwarp();  // ptxas would put off these loads until half of the block is multiplied
+      panel.share_rows(blocks[0], blocks[1]);
+      multiply_half(blocks[0], 0, 0, unit, x);
+      if constexpr (P::kStageBlocks == 1) x = advance();
+      multiply_half(blocks[1], 1, P::kStageBlocks - 1, unit, x);
+      unit += P::kWarpsK;
+    };
+    load(even, 0);
+    start();
+    while (true) {
+      consume(even, odd);
+      if (units == 0) return;
+      consume(odd, even);
+      if (units == 0) return;
+    }
   }
 };
 

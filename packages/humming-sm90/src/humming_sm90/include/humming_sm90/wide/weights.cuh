@@ -71,9 +71,9 @@ struct RowNumbers {
   __device__ __forceinline__ float scale(int mma, int half) const {
     return scale_value<typename P::Scale>(scales[mma * L::kMmaK / L::kScaleInterval][half]);
   }
-  /// Those of both, as they are stored.
+  /// Those of both, as they are stored, each in a half.
   __device__ __forceinline__ u32 pair(int mma) const {
-    return scales[mma * L::kMmaK / L::kScaleInterval].words[0];
+    return pair_of<L::kScaleBytes>(scales[mma * L::kMmaK / L::kScaleInterval].words, 0);
   }
   __device__ __forceinline__ u32 zero(int mma, int half) const {
     return zeros[mma * L::kMmaK / L::kZeroInterval][half];
