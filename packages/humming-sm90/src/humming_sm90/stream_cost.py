@@ -51,6 +51,10 @@ _LAUNCH_US, _CLOCK_MHZ, _SMS = 6.2, 1755.0, 132
 #: Of every call, what the model of mma.sync leaves out, by the width of activations. Fitted, so
 #: that for 8 bits mma.sync has up to 16 tokens by weights of 8 bits, and wgmma the rest.
 _MMA_LAUNCH_US = {16: 2.4, 8: 5.5}
+#: What it has too much of dense layers with codes of up to 3 bits, of which warps have whole units
+#: under way: 8192 x 8192, int2 and int3, took 12.0 and 13.6 us for up to 8 tokens, 14.4 and 15.3
+#: for 16 (H200, 2026-11-30).
+_BY_UNITS_BITS, _BY_UNITS_US = 3, 3.0
 #: mma.sync of 8-bit floats is done by that of f16 on sm_90: with experts, MXFP4 by FP8, 1222 us.
 _BY_HALVES = 1.4
 
@@ -124,7 +128,10 @@ def mma_microseconds(  # budget: what a backend is asked about
         time *= _INDEXED_MMA
     elif compute.gemm is not GemmKind.DENSE:
         time += find_us(layer) + _GROUPED_MMA_US
-    return time + _MMA_LAUNCH_US.get(layer.activation.format.bits, 0.0)
+    dense, bits = compute.gemm is GemmKind.DENSE, layer.activation.format.bits
+    if dense and bits == 16 and layer.weight.code.bits <= _BY_UNITS_BITS:
+        time -= _BY_UNITS_US
+    return time + _MMA_LAUNCH_US.get(bits, 0.0)
 
 
 def _step_cycles(
