@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from gemm_oracle import check, poisoned
-from moe_cases import GPT_OSS, Function, Oracle, folds_of, hidden_of, router, weights_of
+from moe_cases import GPT_OSS, Function, Oracle, activated, folds_of, hidden_of, router, weights_of
 
 from humming import Gating, QuantMoE
 from humming.combining import combine
@@ -67,8 +67,8 @@ def compare(
 
 
 def folding_of(layer: QuantMoE, oracle: Oracle, ids: torch.Tensor) -> Oracle:
-    """The oracle, folding what the layer's kernels fold in a call with these ids."""
-    return replace(oracle, folds=folds_of(layer, BF16, *ids.shape))
+    """The oracle, folding and rounding what the layer's kernels do in a call with these ids."""
+    return replace(activated(oracle, layer, BF16), folds=folds_of(layer, BF16, *ids.shape))
 
 
 def check_rows(

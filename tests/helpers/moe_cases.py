@@ -115,6 +115,8 @@ class Oracle:
             dtype, as they are when stored.
         folds: whether the products of codes and scales of groups are rounded to bf16, as kernels do
             that multiply by these, for each weight: gate_up, down, and those of shared experts.
+        activates: whether the first product of routed experts applies the function to what it has
+            not rounded yet.
     """
 
     gate_up: CanonicalWeight
@@ -125,6 +127,7 @@ class Oracle:
     activation: str = ""
     rounds: bool = True
     folds: tuple[bool, bool, bool, bool] = (False, False, False, False)
+    activates: bool = False
 
     @property
     def exact(self) -> Oracle:
@@ -147,6 +150,7 @@ class Oracle:
                 if self.weigh_input:
                     x, factor = (x.double() * factor).to(hidden.dtype), 1.0
                 row = self._pair(
+                    self.activates,
                     x,
                     (parts[0](expert), matrix(0, expert)),
                     (parts[1](expert), matrix(1, expert)),
@@ -157,17 +161,19 @@ class Oracle:
                 (weight, _matrix(weight, folds))
                 for weight, folds in zip(self.shared, self.folds[2:], strict=True)
             )
-            result += self._pair(hidden, up, down)
+            result += self._pair(False, hidden, up, down)
         return result
 
     def _pair(
         self,
+        activates: bool,
         x: torch.Tensor,
         up: tuple[CanonicalWeight, torch.Tensor],
         down: tuple[CanonicalWeight, torch.Tensor],
     ) -> torch.Tensor:
         dtype = x.dtype
-        middle = self.function(self._rounded(self._product(x, *up), dtype))
+        inputs = self._product(x, *up)
+        middle = self.function(inputs if activates else self._rounded(inputs, dtype))
         return self._rounded(self._product(self._rounded(middle, dtype), *down), dtype)
 
     def _product(
@@ -191,6 +197,11 @@ def _matrix(weight: CanonicalWeight, folds: bool) -> torch.Tensor:
         return values
     outside = 1.0 if weight.second is None else weight.second.double()
     return (values / outside).to(torch.bfloat16).double() * outside
+
+
+def activated(oracle: Oracle, layer: QuantMoE, dtype: torch.dtype) -> Oracle:
+    """The oracle, with :attr:`Oracle.activates` of the layer's kernels."""
+    return replace(oracle, activates=layer.prepare(dtype)[0].layer.function is not None)
 
 
 def folds_of(layer: QuantMoE, dtype: torch.dtype, m: int, top_k: int) -> tuple[bool, ...]:

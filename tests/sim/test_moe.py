@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from gemm_oracle import check, limit, poisoned
-from moe_cases import GPT_OSS, Function, Oracle, dtype_of, hidden_of, router, weights_of
+from moe_cases import GPT_OSS, Function, Oracle, activated, dtype_of, hidden_of, router, weights_of
 
 import humming.gating
 from humming import ConfigError, Gating, GatingFunction, GemmKind, QuantMoE, register_gating
@@ -52,6 +52,7 @@ def compare(
         assert part.kernels is not None, "the kernels are what this is about"
     with poisoned():
         found = layer(x, ids if m % 2 else ids.int(), weights)
+    oracle = activated(oracle, layer, x.dtype)
     check(found, oracle(x, ids, weights), QUANTIZED if oracle.activation else limit(dtype))
 
 
@@ -131,7 +132,8 @@ def test_slices_of_experts_and_one_call_after_another() -> None:
         for m in (7, 1):
             with poisoned():
                 found = layer(x[:m], ids[:m], weights[:m])
-            check(found, oracle(x[:m], local[:m], weights[:m]), limit("bf16"), options)
+            wanted = activated(oracle, layer, x.dtype)(x[:m], local[:m], weights[:m])
+            check(found, wanted, limit("bf16"), options)
 
 
 def test_warming_up_makes_all_that_calls_need(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +147,8 @@ def test_warming_up_makes_all_that_calls_need(monkeypatch: pytest.MonkeyPatch) -
     for m in (3, 8):
         x, (ids, weights) = hidden_of(m, 64, torch.bfloat16), router(m, 2, 4)
         for tensor in (ids, ids.int())[: 1 + m % 2]:
-            check(layer(x, tensor, weights), oracle(x, ids, weights), limit("bf16"))
+            wanted = activated(oracle, layer, x.dtype)(x, ids, weights)
+            check(layer(x, tensor, weights), wanted, limit("bf16"))
 
 
 @pytest.mark.parametrize("weigh_input", [False, True])
@@ -200,7 +203,7 @@ def test_any_routing_in_order(case: str) -> None:
     ids[:] = {"one for all": 3, "nobody": -1, "same twice": ids[:, :1].clone()}[case]
     with poisoned():
         found = layer(x, ids, weights)
-    check(found, oracle(x, ids, weights), limit("bf16"), case)
+    check(found, activated(oracle, layer, x.dtype)(x, ids, weights), limit("bf16"), case)
     assert layer(x[:0], ids[:0], weights[:0]).shape == (0, 64)
 
 
@@ -241,7 +244,8 @@ def test_another_state_makes_other_kernels() -> None:
     x, (ids, weights) = hidden_of(5, 64, torch.bfloat16), router(5, 2, 4)
     layer(x, ids, weights)
     layer.load_state_dict(other.state_dict())
-    check(layer(x, ids, weights), second(x, ids, weights), limit("bf16"))
+    wanted = activated(second, layer, x.dtype)(x, ids, weights)
+    check(layer(x, ids, weights), wanted, limit("bf16"))
 
 
 def test_a_layout_that_is_none_is_refused() -> None:

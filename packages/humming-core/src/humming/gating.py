@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 import torch
 
+from humming.configs import ResultFunction
 from humming.errors import ConfigError, UnsupportedError
 
 __all__ = ["Gating", "GatingFunction", "gating_functions", "register_gating"]
@@ -193,6 +194,16 @@ class Gating:
     def inputs(self, width: int) -> int:
         """How many inputs `width` outputs have."""
         return width * self.function.inputs
+
+    def of_results(self) -> ResultFunction:
+        """The same for kernels that apply it to results of theirs."""
+        function = self.function
+        return ResultFunction(
+            name=function.name,
+            expression=function.cuda,
+            parameters=self.parameters,
+            inputs=function.inputs,
+        )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The reference: x [.., inputs(I)] to [.., I], in float32, rounded once to the dtype of x.

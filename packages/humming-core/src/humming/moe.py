@@ -158,6 +158,13 @@ class QuantMoE(nn.Module):
         """
         return next(iter(self._pairs(dtype).values()))
 
+    def _pair(self, dtype: torch.dtype, kind: GemmKind) -> tuple[PreparedLayer, PreparedLayer]:
+        """Both products for a layout. The first applies the function if it can and nothing else is
+        to be done with what the function gives: to quantize that takes a launch anyway."""
+        down = self.down.prepare(dtype, kind)
+        plain = down.kernels is not None and not down.layer.activation.is_quantized
+        return self.gate_up.prepare(dtype, kind, self.gating if plain else None), down
+
     def warm_up(
         self, dtype: torch.dtype, ms: Iterable[int] | None = None, *, top_k: int = 1
     ) -> None:
@@ -201,7 +208,7 @@ class QuantMoE(nn.Module):
         pairs: dict[GemmKind, tuple[PreparedLayer, PreparedLayer]] = {}
         if grouped is not indexed:
             try:
-                pair = self.gate_up.prepare(dtype, grouped), self.down.prepare(dtype, grouped)
+                pair = self._pair(dtype, grouped)
             except UnsupportedError:
                 if self.layout is grouped:
                     raise
@@ -209,8 +216,7 @@ class QuantMoE(nn.Module):
                 if all(part.kernels is not None for part in pair):
                     pairs[grouped] = pair
         if not pairs or (self.layout is None and all(map(self._serves_indexed, pairs[grouped]))):
-            one = self.gate_up.prepare(dtype, indexed), self.down.prepare(dtype, indexed)
-            pairs = {indexed: one, **pairs}
+            pairs = {indexed: self._pair(dtype, indexed), **pairs}
         return pairs
 
     def _serves_indexed(self, prepared: PreparedLayer) -> bool:
@@ -247,11 +253,8 @@ class QuantMoE(nn.Module):
 
     def _current(self, dtype: torch.dtype, products: ExpertProducts) -> bool:
         """Whether these are still the parts' kernels: a part that loads a state makes new ones."""
-        up, down = products
-        return (
-            self.gate_up.prepare(dtype, up.gemm).kernels is up
-            and self.down.prepare(dtype, down.gemm).kernels is down
-        )
+        current = (part.kernels for part in self._pair(dtype, products.up.gemm))
+        return all(one is other for one, other in zip(current, products, strict=True))
 
     def _states(self) -> tuple[object, object]:
         """Those of the parts; found past nn.Module's __getattr__, which takes 1 us."""

@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 from humming.backend import KernelBackend, KernelSpec
 from humming.configs import ComputeConfig, GemmKind, LayerConfig
+from humming.engine.activating import activating
 from humming.engine.ahead import needed_kernels
 from humming.engine.expert_products import LAYOUTS
 from humming.engine.experts import _keys, _spec
 from humming.engine.prepared import LayerOptions
 from humming.engine.quantized import quantize_specs
 from humming.errors import UnsupportedError
+from humming.expert_kernels import RowMask
 from humming.gating import Gating
 from humming.profiles import DeviceProfile
 from humming.quantizer import RowSource
@@ -87,30 +89,34 @@ def expert_specs(
     kernels: list[KernelSpec] = []
     backends: list[str] = []
     refused: UnsupportedError | None = None
+    first, second = experts
+    # As QuantMoE has it: the first product applies the function if nothing quantizes behind it.
+    applied = None if second.layer.activation.is_quantized else gating
     for kind in LAYOUTS:
         # The first product may have a row for each token, or for each choice.
         indexed = kind is GemmKind.INDEXED
         sizes = (tokens, top_k) if indexed else (choices, 1)
         try:
             found = [
-                _product(experts[0], options, kind, *sizes),
-                _product(experts[1], options, kind, choices, 1),
+                _product(experts[0], options, kind, *sizes, applied),
+                _product(second, options, kind, choices, 1),
             ]
         except UnsupportedError as error:
             refused = refused or error
             continue
         layouts.append(kind)
-        backends += [name for name, _ in found]
-        kernels += [spec for _, specs in found for spec in specs]
+        first = first._replace(layer=found[0].layer)
+        backends += [part.backend for part in found]
+        kernels += [spec for part in found for spec in part.kernels]
     if not layouts:
         assert refused is not None, "every layout was refused"
         raise refused
     for product in shared or ():
-        name, specs = _product(product, options, GemmKind.DENSE, tokens, 1)
-        backends.append(name)
-        kernels += specs
+        part = _product(product, options, GemmKind.DENSE, tokens, 1)
+        backends.append(part.backend)
+        kernels += part.kernels
     profile = find_profile(profile=options.profile)
-    every = tuple(product.layer for product in (*experts, *(shared or ())))
+    every = tuple(product.layer for product in (first, second, *(shared or ())))
     kernels += glue_specs(every, gating, profile, layouts)
     return ExpertSpecs(tuple(layouts), tuple(dict.fromkeys(backends)), kernels)
 
@@ -127,7 +133,8 @@ def glue_specs(
     activation function, or as they are moved.
 
     Args:
-        layers: first and second product; of shared experts too, if there are some.
+        layers: first and second product; of shared experts too, if there are some. A function that
+            the first one applies needs no kernel of its own.
         gating: the function between them.
         profile: of the device.
         layouts: of rows.
@@ -137,6 +144,8 @@ def glue_specs(
     layouts = tuple(layouts)
     indexed, sorts = (layout in layouts for layout in LAYOUTS)
     keys = _keys(second, width, indexed=indexed, sorts=sorts)
+    if first.function is not None:
+        keys = [key for key in keys if key[0] != "gate" or key[1] is RowMask.EVERY]
     specs = [_spec(key, second.output, gating, arch) for key in keys]
     for layout in layouts:
         for rows in _GATED_ROWS[layout]:
@@ -149,10 +158,23 @@ def glue_specs(
     return specs
 
 
+class _Found(NamedTuple):
+    """The backend of a product, its numbers, with a function if it applies one, and its kernels."""
+
+    backend: str
+    layer: LayerConfig
+    kernels: list[KernelSpec]
+
+
 def _product(
-    product: Product, options: LayerOptions, kind: GemmKind, ms: Iterable[int], top_k: int
-) -> tuple[str, list[KernelSpec]]:
-    """The backend of a product, and its kernels."""
+    product: Product,
+    options: LayerOptions,
+    kind: GemmKind,
+    ms: Iterable[int],
+    top_k: int,
+    gating: Gating | None = None,
+) -> _Found:
+    """How a product is computed, and the function behind it if its kernels apply that."""
     compute = replace(options.compute or ComputeConfig(), gemm=kind)
     backend = select_backend(
         options.backend, profile=options.profile, layer=product.layer, compute=compute
@@ -160,5 +182,7 @@ def _product(
     if not isinstance(backend, KernelBackend):
         reason = f"{backend.name}, which would compute {product.layer}, has no kernels"
         raise UnsupportedError(reason)
-    specs = needed_kernels(backend, product.weight, product.layer, compute, ms, top_k)
-    return backend.name, specs
+    weight, layer = product
+    if gating is not None:
+        weight, layer = activating(backend, weight, layer, gating) or product
+    return _Found(backend.name, layer, needed_kernels(backend, weight, layer, compute, ms, top_k))
