@@ -94,7 +94,7 @@ def _swiglu_clamped(gate: torch.Tensor, up: torch.Tensor, *, limit: float) -> to
 
 
 _TANH_LINEAR = 2 * math.sqrt(2 / math.pi)
-_SILU, _GELU = "({0} / (1.0f + expf(-{0})))", "(0.5f * {0} * erfcf(-0.70710678f * {0}))"
+_SILU, _GELU = "({0} * sigmoid({0}))", "(0.5f * {0} * erfcf(-0.70710678f * {0}))"
 _TANH = f"({{0}} * sigmoid({_TANH_LINEAR!r}f * {{0}} * (1.0f + 0.044715f * {{0}} * {{0}})))"
 _RELU = "({0} < 0.0f ? 0.0f : {0})"
 _LIMIT = frozenset({"limit"})

@@ -12,7 +12,18 @@ __device__ __forceinline__ float div_full(float a, float b) {
   return quotient;
 }
 
-__device__ __forceinline__ float sigmoid(float x) { return div_full(1.0f, 1.0f + expf(-x)); }
+/// ex2.approx.ftz.f32
+__device__ __forceinline__ float exp2_fast(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
+
+/// Fewer instructions than with expf, since a product of matrices has it for each of its results. What
+/// ex2 flushes to 0 is nothing beside 1.
+__device__ __forceinline__ float sigmoid(float x) {
+  return div_full(1.0f, 1.0f + exp2_fast(x * -1.44269504f));
+}
 __device__ __forceinline__ float at_most(float x, float limit) { return x > limit ? limit : x; }
 __device__ __forceinline__ float within(float x, float limit) {
   return x < -limit ? -limit : at_most(x, limit);
