@@ -68,6 +68,12 @@ def test_deepseek_with_shared_experts() -> None:
     compare(Oracle(*pair, function=function, shared=shared), "f16", m=4, top_k=4)
 
 
+def test_shared_experts_of_another_width_activate_alike() -> None:
+    shared = weights_of("u4-g32-bf16", 0, 64, 40, GPT_OSS, bias=0.01, seed=4)
+    pair = weights_of("u4-g32-bf16", 4, 64, 32, GPT_OSS)
+    compare(Oracle(*pair, function=GPT_OSS, shared=shared), m=3)
+
+
 @pytest.mark.parametrize("device", ["sim:nvidia-t4", "sim:nvidia-rtx-4090"])
 def test_other_devices(device: str) -> None:
     pair = weights_of("mxfp4", 2, 64, 32, GPT_OSS, bias=0.01)

@@ -102,7 +102,7 @@ def test_both_products_share_the_sorting_if_their_tiles_are_alike(
 @pytest.mark.parametrize(
     ("scheme", "activation", "wanted"),
     [
-        ("mxfp4", None, ["gemm", "gate_rows", "gemm"]),
+        ("mxfp4", None, ["gemm", "gemm"]),
         ("u4-g128-f16", "s8-token-f32", ["quantize", "gemm", "quantize_swiglu", "gemm"]),
     ],
 )

@@ -27,7 +27,7 @@ from humming.quantizing import quantize
 from humming.torch_ops import HANDLE, linear, register, without_handle
 from humming.weight import CanonicalWeight
 
-__all__ = ["LayerOptions", "PreparedLayer", "QuantLinear", "matmul", "prepare"]
+__all__ = ["LayerOptions", "PreparedLayer", "QuantLinear", "matmul", "prepare", "prepare_pair"]
 
 
 def _multiply(
@@ -312,3 +312,20 @@ class QuantLinear(nn.Module):
         asked = self.options.activation or self._facts.activation
         activation = f", activation={asked}" if asked is not None else ""
         return f"{self._facts.scheme}, {list(self._facts.shape)}{activation}"
+
+
+def prepare_pair(
+    first: QuantLinear,
+    second: QuantLinear,
+    gating: Gating,
+    dtype: torch.dtype,
+    kind: GemmKind = GemmKind.DENSE,
+) -> tuple[PreparedLayer, PreparedLayer]:
+    """Two layers with a function between them, for inputs of `dtype`.
+
+    The first applies it if it can and nothing else is to be done with what it gives: to quantize
+    that takes a launch anyway, which applies it as well.
+    """
+    behind = second.prepare(dtype, kind)
+    plain = behind.kernels is not None and not behind.layer.activation.is_quantized
+    return first.prepare(dtype, kind, gating if plain else None), behind

@@ -22,7 +22,7 @@ from humming.errors import ConfigError, UnsupportedError
 from humming.formats.activation import ActivationScheme
 from humming.formats.tensors import TORCH_FLOATS
 from humming.gating import Gating
-from humming.layer import QuantLinear
+from humming.layer import QuantLinear, prepare_pair
 from humming.torch_ops import HANDLE, register, without_handle
 from humming.torch_ops import experts as traced_experts
 from humming.weight import CanonicalWeight
@@ -159,11 +159,7 @@ class QuantMoE(nn.Module):
         return next(iter(self._pairs(dtype).values()))
 
     def _pair(self, dtype: torch.dtype, kind: GemmKind) -> tuple[PreparedLayer, PreparedLayer]:
-        """Both products for a layout. The first applies the function if it can and nothing else is
-        to be done with what the function gives: to quantize that takes a launch anyway."""
-        down = self.down.prepare(dtype, kind)
-        plain = down.kernels is not None and not down.layer.activation.is_quantized
-        return self.gate_up.prepare(dtype, kind, self.gating if plain else None), down
+        return prepare_pair(self.gate_up, self.down, self.gating, dtype, kind)
 
     def warm_up(
         self, dtype: torch.dtype, ms: Iterable[int] | None = None, *, top_k: int = 1
@@ -182,9 +178,10 @@ class QuantMoE(nn.Module):
         self._pairs(dtype)
         shared = None
         if self.shared_gate_up is not None and self.shared_down is not None:
-            for part in (self.shared_gate_up, self.shared_down):
-                part.warm_up(dtype, ms)
-            shared = self.shared_down.prepare(dtype).kernels
+            up, down = prepare_pair(self.shared_gate_up, self.shared_down, self.gating, dtype)
+            for part in (up, down):
+                part.warm_up(ms)
+            shared = None if up.layer.function else down.kernels
         wanted: dict[GemmKind, tuple[ExpertProducts, list[int]]] = {}
         rows = 1 if self.weigh_input else top_k  # choices that share a row
         for choices in buckets(m * top_k for m in ms):
@@ -368,8 +365,13 @@ class QuantMoE(nn.Module):
         """What shared experts give."""
         if self.shared_gate_up is None or self.shared_down is None:
             return None
+        parts = self.shared_gate_up, self.shared_down
+        up, down = prepare_pair(*parts, self.gating, hidden.dtype)
+        if up.layer.function is not None:
+            activated: torch.Tensor = down.run(up.run(hidden))
+            return activated
         rows: torch.Tensor = self.shared_gate_up(hidden)
-        kernels = self.shared_down.prepare(hidden.dtype).kernels
+        kernels = down.kernels
         result = None if kernels is None else kernels.activated(rows, self.gating)
         if result is None:
             result = self.shared_down((self.gating if around is None else around.gate)(rows))

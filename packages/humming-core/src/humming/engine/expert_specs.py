@@ -88,36 +88,35 @@ def expert_specs(
     layouts: list[GemmKind] = []
     kernels: list[KernelSpec] = []
     backends: list[str] = []
+    layers: list[LayerConfig] = []
     refused: UnsupportedError | None = None
-    first, second = experts
-    # As QuantMoE has it: the first product applies the function if nothing quantizes behind it.
-    applied = None if second.layer.activation.is_quantized else gating
     for kind in LAYOUTS:
         # The first product may have a row for each token, or for each choice.
         indexed = kind is GemmKind.INDEXED
         sizes = (tokens, top_k) if indexed else (choices, 1)
         try:
             found = [
-                _product(experts[0], options, kind, *sizes, applied),
-                _product(second, options, kind, choices, 1),
+                _product(experts[0], options, kind, *sizes, _applied(experts, gating)),
+                _product(experts[1], options, kind, choices, 1),
             ]
         except UnsupportedError as error:
             refused = refused or error
             continue
         layouts.append(kind)
-        first = first._replace(layer=found[0].layer)
+        layers = [part.layer for part in found]
         backends += [part.backend for part in found]
         kernels += [spec for part in found for spec in part.kernels]
     if not layouts:
         assert refused is not None, "every layout was refused"
         raise refused
     for product in shared or ():
-        part = _product(product, options, GemmKind.DENSE, tokens, 1)
+        applied = _applied(shared, gating) if shared and product is shared[0] else None
+        part = _product(product, options, GemmKind.DENSE, tokens, 1, applied)
+        layers.append(part.layer)
         backends.append(part.backend)
         kernels += part.kernels
     profile = find_profile(profile=options.profile)
-    every = tuple(product.layer for product in (first, second, *(shared or ())))
-    kernels += glue_specs(every, gating, profile, layouts)
+    kernels += glue_specs(tuple(layers), gating, profile, layouts)
     return ExpertSpecs(tuple(layouts), tuple(dict.fromkeys(backends)), kernels)
 
 
@@ -134,13 +133,14 @@ def glue_specs(
 
     Args:
         layers: first and second product; of shared experts too, if there are some. A function that
-            the first one applies needs no kernel of its own.
+            a first one applies needs no kernel of its own.
         gating: the function between them.
         profile: of the device.
         layouts: of rows.
     """
     first, second = layers[:2]
-    width, arch = layers[3].k if len(layers) > 2 else 0, profile.target.arch
+    shared, arch = layers[2:], profile.target.arch
+    width = shared[1].k if shared and shared[0].function is None else 0
     layouts = tuple(layouts)
     indexed, sorts = (layout in layouts for layout in LAYOUTS)
     keys = _keys(second, width, indexed=indexed, sorts=sorts)
@@ -154,8 +154,13 @@ def glue_specs(
         specs += [sort_spec(wide, arch) for wide in (False, True)]
         specs += quantize_specs(first, profile, source=RowSource.MAP)
     if width:
-        specs += quantize_specs(layers[3], profile, gating)
+        specs += quantize_specs(shared[1], profile, gating)
     return specs
+
+
+def _applied(pair: tuple[Product, Product], gating: Gating) -> Gating | None:
+    """As QuantMoE has it: a first product applies the function if nothing quantizes behind it."""
+    return None if pair[1].layer.activation.is_quantized else gating
 
 
 class _Found(NamedTuple):
