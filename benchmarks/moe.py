@@ -25,7 +25,8 @@ from measure import chosen_experts, cold_us, errors, row
 from peer_process import lines_of_humming_kernels
 
 import humming
-from humming import CanonicalWeight, Gating, GemmKind, PreparedLayer, QuantMoE
+from humming import CanonicalWeight, Gating, GemmKind, QuantMoE
+from humming.layer import PreparedLayer
 
 BYTES_PER_US = 4.3e6
 #: Relative error, of all sampled rows, that is still right.
