@@ -80,6 +80,12 @@ def test_other_devices(device: str) -> None:
     compare(Oracle(*pair, function=GPT_OSS), "f16", m=3, device=device)
 
 
+@pytest.mark.parametrize("layout", [GemmKind.INDEXED, CONTIGUOUS])
+def test_gpt_oss_on_hopper(layout: GemmKind) -> None:
+    pair = weights_of("mxfp4", 4, 96, 72, GPT_OSS, bias=0.01)
+    compare(Oracle(*pair, function=GPT_OSS), m=9, device=H100, layout=layout)
+
+
 def test_qwen() -> None:
     compare(Oracle(*weights_of("int4-g128", 8, 128, 96)), top_k=5)
 
