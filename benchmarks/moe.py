@@ -4,7 +4,8 @@ Run: PYTHONPATH=$(echo packages/*/src | tr ' ' :) python benchmarks/moe.py
 Cold L2, medians. `floor_us` is the time in which the weights of the experts that were chosen can be
 read at 4.3 TB/s. `host_us` is what an eager call of one token costs the host; the goal is 60 us.
 `launches` are those of a call, none where they are not settled beforehand. --tiny runs small layers
-in the simulator, to see that nothing is broken. --humming-kernels FOLDER (of `pip install --target
+in the simulator, to see that nothing is broken. --apart also times layers whose function takes a
+launch of its own, `function` says which. --humming-kernels FOLDER (of `pip install --target
 FOLDER humming-kernels`) also times the pieces of a layer that this peer has, in a row.
 """
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +26,7 @@ from peer_process import lines_of_humming_kernels
 
 import humming
 from humming import CanonicalWeight, Gating, GemmKind, QuantMoE
+from humming.layer import PreparedLayer
 
 BYTES_PER_US = 4.3e6
 #: Relative error, of all sampled rows, that is still right.
@@ -109,7 +112,14 @@ def expected(
     return middle @ down.T + biases[1]
 
 
-def layer_rows(name: str, block: Block, ms: list[int], device: str) -> None:
+class Apart(QuantMoE):
+    """A layer whose first product leaves the function to a launch behind it."""
+
+    def _pair(self, dtype: torch.dtype, kind: GemmKind) -> tuple[PreparedLayer, PreparedLayer]:
+        return self.gate_up.prepare(dtype, kind), self.down.prepare(dtype, kind)
+
+
+def layer_rows(name: str, block: Block, ms: list[int], device: str, *, apart: bool) -> None:
     """Whole layers, eager and in a graph."""
     real, experts = device == "cuda", block.experts
     home = "cuda" if real else "cpu"
@@ -118,8 +128,9 @@ def layer_rows(name: str, block: Block, ms: list[int], device: str) -> None:
     if block.bias:
         pair = [w.replace(bias=torch.full(w.shape[:2], 0.01, device=home).bfloat16()) for w in pair]
     options = {} if real else {"device": device}
-    layer = QuantMoE(pair[0], pair[1], gating=block.gating, activation=block.activation, **options)
-    for m in ms:
+    options |= {"gating": block.gating, "activation": block.activation}
+    layers = [kind(*pair, **options) for kind in (QuantMoE, Apart)[: 1 + apart]]
+    for m, layer in itertools.product(ms, layers):
         x = torch.randn(m, block.hidden, device=home).bfloat16()
         ids, weights = routing(m, block.top_k, experts, home)
         found = layer(x, ids, weights)
@@ -133,6 +144,7 @@ def layer_rows(name: str, block: Block, ms: list[int], device: str) -> None:
         facts = {
             "what": "layer", "block": name, "m": m, "error": wrong, "worst_row": worst,
             "layout": products.up.gemm.value if products else "eager",
+            "function": "applied" if products and products.activates else "apart",
             "launches": call.launches if call else None,
             "floor_us": touched / BYTES_PER_US,
         }  # fmt: skip
@@ -210,6 +222,7 @@ def main() -> None:
     parser.add_argument("--ms", nargs="*", type=int, default=[1, 8, 64, 512, 4096])
     parser.add_argument("--only", choices=("gemm", "layer"))
     parser.add_argument("--tiny", action="store_true", help="small layers, in the simulator")
+    parser.add_argument("--apart", action="store_true", help="functions as launches, too")
     parser.add_argument("--humming-kernels", type=Path, help="folder where that peer is installed")
     parser.add_argument("--peer-seconds", type=float, default=1e6, help="it begins nothing later")
     options = parser.parse_args()
@@ -221,7 +234,8 @@ def main() -> None:
     ms = [1, 9] if options.tiny else options.ms
     for name in options.blocks:
         if name in BLOCKS and options.only != "gemm":
-            layer_rows(name, BLOCKS[name]._replace(**shrink), ms, device)
+            block = BLOCKS[name]._replace(**shrink)
+            layer_rows(name, block, ms, device, apart=options.apart)
         if name in GEMMS and options.only != "layer":
             scheme, activation = GEMMS[name]
             block = Block(scheme, activation, 256, 8, 7168, 2048, _SWIGLU)

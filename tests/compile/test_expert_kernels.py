@@ -148,7 +148,7 @@ def test_nan_stays_nan_and_infinity_does_what_it_does_in_torch(name: str) -> Non
 def test_rows_of_any_width(width: int, interleaved: bool) -> None:
     gating = Gating.of("swiglu_oai", interleaved=interleaved)
     x = torch.randn(5, 2 * width, generator=torch.Generator().manual_seed(width)).half() * 5
-    close(gate(gating, x), gating(x).double())
+    close(gate(gating, x), gating(x.float()).double())  # rounded once, as the kernel does
     if width % 8:
         return
     assert torch.equal(gate(gating, x, whole=True), gate(gating, x, whole=False))

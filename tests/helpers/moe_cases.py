@@ -20,6 +20,7 @@ from humming.backend import Problem
 from humming.configs import GemmKind
 from humming.formats.activation import ActivationScheme
 from humming.formats.tensors import TORCH_FLOATS
+from humming.layer import prepare_pair
 from humming.weight import CanonicalWeight
 
 Formula = Callable[..., torch.Tensor]
@@ -115,6 +116,8 @@ class Oracle:
             dtype, as they are when stored.
         folds: whether the products of codes and scales of groups are rounded to bf16, as kernels do
             that multiply by these, for each weight: gate_up, down, and those of shared experts.
+        activates, shared_activates: whether the first product of routed, or of shared, experts
+            applies the function to what it has not rounded yet.
     """
 
     gate_up: CanonicalWeight
@@ -125,6 +128,8 @@ class Oracle:
     activation: str = ""
     rounds: bool = True
     folds: tuple[bool, bool, bool, bool] = (False, False, False, False)
+    activates: bool = False
+    shared_activates: bool = False
 
     @property
     def exact(self) -> Oracle:
@@ -147,6 +152,7 @@ class Oracle:
                 if self.weigh_input:
                     x, factor = (x.double() * factor).to(hidden.dtype), 1.0
                 row = self._pair(
+                    self.activates,
                     x,
                     (parts[0](expert), matrix(0, expert)),
                     (parts[1](expert), matrix(1, expert)),
@@ -157,17 +163,19 @@ class Oracle:
                 (weight, _matrix(weight, folds))
                 for weight, folds in zip(self.shared, self.folds[2:], strict=True)
             )
-            result += self._pair(hidden, up, down)
+            result += self._pair(self.shared_activates, hidden, up, down)
         return result
 
     def _pair(
         self,
+        activates: bool,
         x: torch.Tensor,
         up: tuple[CanonicalWeight, torch.Tensor],
         down: tuple[CanonicalWeight, torch.Tensor],
     ) -> torch.Tensor:
         dtype = x.dtype
-        middle = self.function(self._rounded(self._product(x, *up), dtype))
+        inputs = self._product(x, *up)
+        middle = self.function(inputs if activates else self._rounded(inputs, dtype))
         return self._rounded(self._product(self._rounded(middle, dtype), *down), dtype)
 
     def _product(
@@ -191,6 +199,16 @@ def _matrix(weight: CanonicalWeight, folds: bool) -> torch.Tensor:
         return values
     outside = 1.0 if weight.second is None else weight.second.double()
     return (values / outside).to(torch.bfloat16).double() * outside
+
+
+def activated(oracle: Oracle, layer: QuantMoE, dtype: torch.dtype) -> Oracle:
+    """The oracle, with :attr:`Oracle.activates` and the like of the layer's kernels."""
+    routed, shared = layer.prepare(dtype)[0], False
+    if layer.shared_gate_up is not None and layer.shared_down is not None:
+        parts = layer.shared_gate_up, layer.shared_down
+        shared = prepare_pair(*parts, layer.gating, dtype)[0].layer.function is not None
+    activates = routed.layer.function is not None
+    return replace(oracle, activates=activates, shared_activates=shared)
 
 
 def folds_of(layer: QuantMoE, dtype: torch.dtype, m: int, top_k: int) -> tuple[bool, ...]:

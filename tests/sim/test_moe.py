@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from gemm_oracle import check, limit, poisoned
-from moe_cases import GPT_OSS, Function, Oracle, dtype_of, hidden_of, router, weights_of
+from moe_cases import GPT_OSS, Function, Oracle, activated, dtype_of, hidden_of, router, weights_of
 
 import humming.gating
 from humming import ConfigError, Gating, GatingFunction, GemmKind, QuantMoE, register_gating
@@ -52,6 +52,7 @@ def compare(
         assert part.kernels is not None, "the kernels are what this is about"
     with poisoned():
         found = layer(x, ids if m % 2 else ids.int(), weights)
+    oracle = activated(oracle, layer, x.dtype)
     check(found, oracle(x, ids, weights), QUANTIZED if oracle.activation else limit(dtype))
 
 
@@ -67,10 +68,22 @@ def test_deepseek_with_shared_experts() -> None:
     compare(Oracle(*pair, function=function, shared=shared), "f16", m=4, top_k=4)
 
 
+def test_shared_experts_of_another_width_activate_alike() -> None:
+    shared = weights_of("u4-g32-bf16", 0, 64, 40, GPT_OSS, bias=0.01, seed=4)
+    pair = weights_of("u4-g32-bf16", 4, 64, 32, GPT_OSS)
+    compare(Oracle(*pair, function=GPT_OSS, shared=shared), m=3)
+
+
 @pytest.mark.parametrize("device", ["sim:nvidia-t4", "sim:nvidia-rtx-4090"])
 def test_other_devices(device: str) -> None:
     pair = weights_of("mxfp4", 2, 64, 32, GPT_OSS, bias=0.01)
     compare(Oracle(*pair, function=GPT_OSS), "f16", m=3, device=device)
+
+
+@pytest.mark.parametrize("layout", [GemmKind.INDEXED, CONTIGUOUS])
+def test_gpt_oss_on_hopper(layout: GemmKind) -> None:
+    pair = weights_of("mxfp4", 4, 96, 72, GPT_OSS, bias=0.01)
+    compare(Oracle(*pair, function=GPT_OSS), m=9, device=H100, layout=layout)
 
 
 def test_qwen() -> None:
@@ -131,7 +144,8 @@ def test_slices_of_experts_and_one_call_after_another() -> None:
         for m in (7, 1):
             with poisoned():
                 found = layer(x[:m], ids[:m], weights[:m])
-            check(found, oracle(x[:m], local[:m], weights[:m]), limit("bf16"), options)
+            wanted = activated(oracle, layer, x.dtype)(x[:m], local[:m], weights[:m])
+            check(found, wanted, limit("bf16"), options)
 
 
 def test_warming_up_makes_all_that_calls_need(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +159,8 @@ def test_warming_up_makes_all_that_calls_need(monkeypatch: pytest.MonkeyPatch) -
     for m in (3, 8):
         x, (ids, weights) = hidden_of(m, 64, torch.bfloat16), router(m, 2, 4)
         for tensor in (ids, ids.int())[: 1 + m % 2]:
-            check(layer(x, tensor, weights), oracle(x, ids, weights), limit("bf16"))
+            wanted = activated(oracle, layer, x.dtype)(x, ids, weights)
+            check(layer(x, tensor, weights), wanted, limit("bf16"))
 
 
 @pytest.mark.parametrize("weigh_input", [False, True])
@@ -200,7 +215,7 @@ def test_any_routing_in_order(case: str) -> None:
     ids[:] = {"one for all": 3, "nobody": -1, "same twice": ids[:, :1].clone()}[case]
     with poisoned():
         found = layer(x, ids, weights)
-    check(found, oracle(x, ids, weights), limit("bf16"), case)
+    check(found, activated(oracle, layer, x.dtype)(x, ids, weights), limit("bf16"), case)
     assert layer(x[:0], ids[:0], weights[:0]).shape == (0, 64)
 
 
@@ -241,7 +256,8 @@ def test_another_state_makes_other_kernels() -> None:
     x, (ids, weights) = hidden_of(5, 64, torch.bfloat16), router(5, 2, 4)
     layer(x, ids, weights)
     layer.load_state_dict(other.state_dict())
-    check(layer(x, ids, weights), second(x, ids, weights), limit("bf16"))
+    wanted = activated(second, layer, x.dtype)(x, ids, weights)
+    check(layer(x, ids, weights), wanted, limit("bf16"))
 
 
 def test_a_layout_that_is_none_is_refused() -> None:

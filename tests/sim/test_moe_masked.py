@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from gemm_oracle import check, limit, poisoned
-from moe_cases import GPT_OSS, Oracle, dtype_of, hidden_of, router, weights_of
+from moe_cases import GPT_OSS, Oracle, activated, dtype_of, hidden_of, router, weights_of
 
 from humming import ConfigError, Gating, GemmKind, QuantMoE
 from humming.engine import workshop
@@ -53,7 +53,7 @@ def compare(
     assert bool(layer._calls) is settled
     kept = ids if capacity is None else without_room(ids, int(str(capacity)))
     bound = QUANTIZED if oracle.activation else limit(dtype)
-    check(found, oracle(x, kept, weights), bound)
+    check(found, activated(oracle, layer, x.dtype)(x, kept, weights), bound)
 
 
 def test_gpt_oss() -> None:
@@ -107,7 +107,8 @@ def test_torch_computes_the_same_and_notices_what_has_no_room() -> None:
     x, (ids, weights) = hidden_of(5, 64, torch.bfloat16), router(5, 2, 4)
     for options in ({}, {"capacity": 5}):
         layer = masked(oracle, device=None, **options)
-        check(layer(x, ids, weights), oracle(x, ids, weights), limit("bf16"))
+        wanted = activated(oracle, layer, x.dtype)(x, ids, weights)
+        check(layer(x, ids, weights), wanted, limit("bf16"))
     layer = masked(oracle, device=None, capacity=1)
     with pytest.raises(ConfigError, match=r"capacity=1: expected . or more: so often expert"):
         layer(x, ids, weights)

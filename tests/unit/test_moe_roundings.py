@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 from gemm_oracle import check, measure, poisoned
-from moe_cases import Oracle, folds_of, hidden_of, weights_of
+from moe_cases import Oracle, activated, folds_of, hidden_of, weights_of
 
 from humming import Gating, QuantMoE
 from humming.combining import combine
@@ -31,6 +31,8 @@ def test_kernels_that_fold_differ_from_the_oracle_by_the_last_rounding(scheme: s
     experts, m, top_k = 128, 33, 2
     oracle = Oracle(*weights_of(scheme, experts, 256, 128))
     layer, x = QuantMoE(oracle.gate_up, oracle.down, device=A100), hidden_of(m, 256, BF16)
+    oracle = activated(oracle, layer, BF16)
+    assert oracle.activates
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(-1, experts, (m, top_k), generator=generator)
     weights = torch.rand(m, top_k, generator=generator)

@@ -183,6 +183,13 @@ class KernelBackend(Backend):
     ) -> KernelSpec:
         """What to render, compile and launch."""
 
+    def applies_function(self, layer: LayerConfig) -> bool:
+        """Whether all kernels of a layer would apply its `function`, which no other method refuses.
+
+        It depends on numbers alone: then one packed weight serves every kind of GEMM.
+        """
+        return False
+
     def compiler(self) -> Compiler | None:
         """A vendor's own compiler; None is core's NVRTC."""
         return None

@@ -15,7 +15,14 @@ from humming.formats.number import NumberFormat
 from humming.formats.scheme import WeightScheme
 from humming.formats.table import number_format
 
-__all__ = ["OUTPUT_FORMATS", "ComputeConfig", "GemmKind", "LayerConfig", "TuningConfig"]
+__all__ = [
+    "OUTPUT_FORMATS",
+    "ComputeConfig",
+    "GemmKind",
+    "LayerConfig",
+    "ResultFunction",
+    "TuningConfig",
+]
 
 #: Formats a result can have.
 OUTPUT_FORMATS = ("f16", "bf16", "f32")
@@ -31,11 +38,29 @@ class GemmKind(str, Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ResultFunction:
+    """A function of results, applied in f32 before they are rounded: what kernels know of a Gating.
+
+    Attributes:
+        name: for people.
+        expression: C++, of ``x``, or of ``gate`` and ``up``; see :class:`humming.GatingFunction`.
+        parameters: names and values of what else it uses.
+        inputs: rows of the weight for each result. Of 2 the 8 gates of 8 results come first, then
+            their ups, and then the gates of the next 8.
+    """
+
+    name: str
+    expression: str
+    parameters: tuple[tuple[str, float], ...] = ()
+    inputs: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
 class LayerConfig:
     """Which numbers a layer multiplies: everything that changes its result.
 
     Attributes:
-        n: output features.
+        n: output features; with a function, what goes into it.
         k: input features.
         experts: number of weights, 0 for a dense layer.
         weight: scheme of the weight.
@@ -43,6 +68,7 @@ class LayerConfig:
         output: format of the result.
         bias: whether a bias is added.
         act_order: whether the stored columns are permuted.
+        function: of the results; only for backends that say that they apply it.
     """
 
     n: int
@@ -53,6 +79,7 @@ class LayerConfig:
     output: NumberFormat
     bias: bool = False
     act_order: bool = False
+    function: ResultFunction | None = None
 
     def __post_init__(self) -> None:
         for name in ("n", "k"):
@@ -63,9 +90,16 @@ class LayerConfig:
         if self.output.name not in OUTPUT_FORMATS:
             raise ConfigError("output", self.output.name, f"one of {', '.join(OUTPUT_FORMATS)}")
 
+    @property
+    def results(self) -> int:
+        """Numbers in a row of the result: `n`, or what a function makes of so many."""
+        return self.n if self.function is None else self.n // self.function.inputs
+
     def __str__(self) -> str:
         lead = f"{self.experts} x " if self.experts else ""
-        return f"{lead}[{self.n}, {self.k}] {self.weight} x {self.activation} -> {self.output}"
+        name = f" {self.function.name}" if self.function is not None else ""
+        product = f"{lead}[{self.n}, {self.k}] {self.weight} x {self.activation}"
+        return f"{product}{name} -> {self.output}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,8 +79,8 @@ def gate_spec(
     capacity; ``rows`` and ``width``, of the outputs. `launch` takes the rows as ``m`` and the
     outputs as ``n``.
 
-    Computed in float32 with CUDA's own expf and erfcf, not their fast versions, and rounded once.
-    What comes before the rounding is within 2^-15 of the result: most of that is the argument of an
+    Computed in float32, with CUDA's own erfcf and a fast exponential, and rounded once. What comes
+    before the rounding is within 2^-15 of the result: most of that is the argument of an
     exponential that has more digits than float32, far out where the result is next to nothing.
     Rounding to f16 may take 2^-11.
 

@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 import torch
 
+from humming.configs import ResultFunction
 from humming.errors import ConfigError, UnsupportedError
 
 __all__ = ["Gating", "GatingFunction", "gating_functions", "register_gating"]
@@ -93,7 +94,7 @@ def _swiglu_clamped(gate: torch.Tensor, up: torch.Tensor, *, limit: float) -> to
 
 
 _TANH_LINEAR = 2 * math.sqrt(2 / math.pi)
-_SILU, _GELU = "({0} / (1.0f + expf(-{0})))", "(0.5f * {0} * erfcf(-0.70710678f * {0}))"
+_SILU, _GELU = "({0} * sigmoid({0}))", "(0.5f * {0} * erfcf(-0.70710678f * {0}))"
 _TANH = f"({{0}} * sigmoid({_TANH_LINEAR!r}f * {{0}} * (1.0f + 0.044715f * {{0}} * {{0}})))"
 _RELU = "({0} < 0.0f ? 0.0f : {0})"
 _LIMIT = frozenset({"limit"})
@@ -193,6 +194,16 @@ class Gating:
     def inputs(self, width: int) -> int:
         """How many inputs `width` outputs have."""
         return width * self.function.inputs
+
+    def of_results(self) -> ResultFunction:
+        """The same for kernels that apply it to results of theirs."""
+        function = self.function
+        return ResultFunction(
+            name=function.name,
+            expression=function.cuda,
+            parameters=self.parameters,
+            inputs=function.inputs,
+        )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """The reference: x [.., inputs(I)] to [.., I], in float32, rounded once to the dtype of x.

@@ -22,11 +22,12 @@ from humming.engine.inputs import (
 from humming.engine.prepared import prepared_layer, usual_kind
 from humming.formats.activation import ActivationScheme
 from humming.formats.scheme import WeightScheme
+from humming.gating import Gating
 from humming.quantizing import quantize
 from humming.torch_ops import HANDLE, linear, register, without_handle
 from humming.weight import CanonicalWeight
 
-__all__ = ["LayerOptions", "PreparedLayer", "QuantLinear", "matmul", "prepare"]
+__all__ = ["LayerOptions", "PreparedLayer", "QuantLinear", "matmul", "prepare", "prepare_pair"]
 
 
 def _multiply(
@@ -145,7 +146,7 @@ class QuantLinear(nn.Module):
 
     def _forget(self) -> None:
         """Start anew: what is prepared belongs to these tensors, this device and this process."""
-        self._prepared: dict[tuple[torch.dtype, GemmKind], PreparedLayer] = {}
+        self._prepared: dict[tuple[torch.dtype, GemmKind, Gating | None], PreparedLayer] = {}
         self._shelf: Shelf = {}
         self._state = object()
         # By dtype of x, what a dense call needs to go to its kernel without detours.
@@ -198,19 +199,27 @@ class QuantLinear(nn.Module):
         """N."""
         return self._facts.n
 
-    def prepare(self, dtype: torch.dtype, gemm: GemmKind | None = None) -> PreparedLayer:
+    def prepare(
+        self, dtype: torch.dtype, gemm: GemmKind | None = None, gating: Gating | None = None
+    ) -> PreparedLayer:
         """Settle backend and activation for inputs of `dtype`; the first call would do it too.
+
+        Args:
+            dtype: of inputs.
+            gemm: kind of routing; None is the usual one.
+            gating: kernels shall apply it to their results if they can; calls of the layer don't.
 
         Raises:
             UnsupportedError: no backend does it.
         """
         kind = gemm or usual_kind(self._facts)
-        key = (dtype, kind)
+        key = (dtype, kind, gating)
         if key not in self._prepared:
             compute = replace(self.options.compute or ComputeConfig(), gemm=kind)
-            prepared = prepared_layer(self.weight, dtype, self.options, compute, self._shelf)
-            self._prepared[key] = prepared
-            if prepared.kernels is not None and kind is GemmKind.DENSE:
+            given = self.options, compute, self._shelf, gating
+            prepared = self._prepared[key] = prepared_layer(self.weight, dtype, *given)
+            direct = kind is GemmKind.DENSE and gating is None
+            if prepared.kernels is not None and direct:
                 self._direct[dtype] = prepared.kernels.dense
         return self._prepared[key]
 
@@ -303,3 +312,20 @@ class QuantLinear(nn.Module):
         asked = self.options.activation or self._facts.activation
         activation = f", activation={asked}" if asked is not None else ""
         return f"{self._facts.scheme}, {list(self._facts.shape)}{activation}"
+
+
+def prepare_pair(
+    first: QuantLinear,
+    second: QuantLinear,
+    gating: Gating,
+    dtype: torch.dtype,
+    kind: GemmKind = GemmKind.DENSE,
+) -> tuple[PreparedLayer, PreparedLayer]:
+    """Two layers with a function between them, for inputs of `dtype`.
+
+    The first applies it if it can and nothing else is to be done with what it gives: to quantize
+    that takes a launch anyway, which applies it as well.
+    """
+    behind = second.prepare(dtype, kind)
+    plain = behind.kernels is not None and not behind.layer.activation.is_quantized
+    return first.prepare(dtype, kind, gating if plain else None), behind

@@ -22,7 +22,7 @@ from humming.errors import ConfigError, UnsupportedError
 from humming.formats.activation import ActivationScheme
 from humming.formats.tensors import TORCH_FLOATS
 from humming.gating import Gating
-from humming.layer import QuantLinear
+from humming.layer import QuantLinear, prepare_pair
 from humming.torch_ops import HANDLE, register, without_handle
 from humming.torch_ops import experts as traced_experts
 from humming.weight import CanonicalWeight
@@ -158,6 +158,9 @@ class QuantMoE(nn.Module):
         """
         return next(iter(self._pairs(dtype).values()))
 
+    def _pair(self, dtype: torch.dtype, kind: GemmKind) -> tuple[PreparedLayer, PreparedLayer]:
+        return prepare_pair(self.gate_up, self.down, self.gating, dtype, kind)
+
     def warm_up(
         self, dtype: torch.dtype, ms: Iterable[int] | None = None, *, top_k: int = 1
     ) -> None:
@@ -175,9 +178,10 @@ class QuantMoE(nn.Module):
         self._pairs(dtype)
         shared = None
         if self.shared_gate_up is not None and self.shared_down is not None:
-            for part in (self.shared_gate_up, self.shared_down):
-                part.warm_up(dtype, ms)
-            shared = self.shared_down.prepare(dtype).kernels
+            up, down = prepare_pair(self.shared_gate_up, self.shared_down, self.gating, dtype)
+            for part in (up, down):
+                part.warm_up(ms)
+            shared = None if up.layer.function else down.kernels
         wanted: dict[GemmKind, tuple[ExpertProducts, list[int]]] = {}
         rows = 1 if self.weigh_input else top_k  # choices that share a row
         for choices in buckets(m * top_k for m in ms):
@@ -201,7 +205,7 @@ class QuantMoE(nn.Module):
         pairs: dict[GemmKind, tuple[PreparedLayer, PreparedLayer]] = {}
         if grouped is not indexed:
             try:
-                pair = self.gate_up.prepare(dtype, grouped), self.down.prepare(dtype, grouped)
+                pair = self._pair(dtype, grouped)
             except UnsupportedError:
                 if self.layout is grouped:
                     raise
@@ -209,8 +213,7 @@ class QuantMoE(nn.Module):
                 if all(part.kernels is not None for part in pair):
                     pairs[grouped] = pair
         if not pairs or (self.layout is None and all(map(self._serves_indexed, pairs[grouped]))):
-            one = self.gate_up.prepare(dtype, indexed), self.down.prepare(dtype, indexed)
-            pairs = {indexed: one, **pairs}
+            pairs = {indexed: self._pair(dtype, indexed), **pairs}
         return pairs
 
     def _serves_indexed(self, prepared: PreparedLayer) -> bool:
@@ -247,11 +250,8 @@ class QuantMoE(nn.Module):
 
     def _current(self, dtype: torch.dtype, products: ExpertProducts) -> bool:
         """Whether these are still the parts' kernels: a part that loads a state makes new ones."""
-        up, down = products
-        return (
-            self.gate_up.prepare(dtype, up.gemm).kernels is up
-            and self.down.prepare(dtype, down.gemm).kernels is down
-        )
+        current = (part.kernels for part in self._pair(dtype, products.up.gemm))
+        return all(one is other for one, other in zip(current, products, strict=True))
 
     def _states(self) -> tuple[object, object]:
         """Those of the parts; found past nn.Module's __getattr__, which takes 1 us."""
@@ -365,8 +365,13 @@ class QuantMoE(nn.Module):
         """What shared experts give."""
         if self.shared_gate_up is None or self.shared_down is None:
             return None
+        parts = self.shared_gate_up, self.shared_down
+        up, down = prepare_pair(*parts, self.gating, hidden.dtype)
+        if up.layer.function is not None:
+            activated: torch.Tensor = down.run(up.run(hidden))
+            return activated
         rows: torch.Tensor = self.shared_gate_up(hidden)
-        kernels = self.shared_down.prepare(hidden.dtype).kernels
+        kernels = down.kernels
         result = None if kernels is None else kernels.activated(rows, self.gating)
         if result is None:
             result = self.shared_down((self.gating if around is None else around.gate)(rows))

@@ -279,6 +279,28 @@ class CanonicalWeight:
             bias=None if self.bias is None else self.bias[..., start:stop],
         )  # fmt: skip
 
+    def with_rows(self, order: torch.Tensor) -> CanonicalWeight:
+        """The same outputs in another order: output i is this weight's ``order[i]``.
+
+        Args:
+            order: int64 [N], each output once.
+
+        Raises:
+            ConfigError: scales are those of blocks of several outputs.
+        """
+        block = self.scheme.granularity.n
+        if block > 1:
+            raise ConfigError("granularity", str(self.scheme.granularity), "scales of one output")
+        each = {"packed": -2, "bias": -1}
+        if block:
+            each |= {"scales": -2, "zeros": -2}
+        if self.scheme.second is Second.CHANNEL:
+            each["second"] = -2
+        tensors = {name: t for name, t in self.tensors() if name in each}
+        return self.replace(
+            **{name: t.index_select(each[name], order) for name, t in tensors.items()}
+        )
+
     def columns(self, start: int, stop: int) -> CanonicalWeight:
         """Inputs `start` to `stop`; the bias stays with the part that holds input 0."""
         _check_range("columns", start, stop, self.k)

@@ -77,6 +77,10 @@ class Sm75Sm89Backend(KernelBackend):
         layout = layout_of(layer, self.profile)
         return repack_spec(weight, layer, layout, self.profile.target.arch)
 
+    def applies_function(self, layer: LayerConfig) -> bool:
+        """In the epilogue that all kernels have."""
+        return True
+
     def candidates(
         self, layer: LayerConfig, compute: ComputeConfig, problem: Problem
     ) -> Iterable[MmaTuning]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from humming.backend import Arg, KernelSpec
-from humming.configs import ComputeConfig, GemmKind, LayerConfig
+from humming.configs import ComputeConfig, GemmKind, LayerConfig, ResultFunction
 from humming.errors import ConfigError
 from humming.formats.number import NumberFormat
 from humming.formats.scheme import Zero
@@ -55,6 +55,7 @@ class GemmContext:
     has_channel: bool
     has_bias: bool
     has_row_scales: bool
+    function: ResultFunction | None
     tuning: Cut
     partition: Partition
     raster_axis: Axis
@@ -119,6 +120,7 @@ def gemm_spec(
         has_channel=layout.has_channel,
         has_bias=layout.has_bias,
         has_row_scales=_has_row_scales(layer),
+        function=layer.function,
         tuning=tuning,
         partition=tuning.partition,
         raster_axis=Axis.COLUMNS,
@@ -158,5 +160,6 @@ def _has_row_scales(layer: LayerConfig) -> bool:
 
 def _name(layer: LayerConfig, compute: ComputeConfig) -> str:
     scheme = str(layer.weight).replace("+", "_")
-    numbers = f"{layer.activation}_{scheme}_{layer.output}"
+    name = "" if layer.function is None else f"_{layer.function.name}"
+    numbers = f"{layer.activation}_{scheme}_{layer.output}{name}"
     return f"sm75_sm89.gemm.{compute.gemm.value}.{numbers}"

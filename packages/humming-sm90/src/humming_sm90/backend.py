@@ -72,6 +72,10 @@ class Sm90Backend(KernelBackend):
         """See the family."""
         return self._family(layer).repack(weight, layer)
 
+    def applies_function(self, layer: LayerConfig) -> bool:
+        """See the family."""
+        return self._family(layer).applies_function(layer)
+
     def candidates(
         self, layer: LayerConfig, compute: ComputeConfig, problem: Problem
     ) -> Iterable[TuningConfig]:

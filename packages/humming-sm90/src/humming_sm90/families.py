@@ -106,6 +106,10 @@ class Family(ABC, Generic[Layout]):
         """See :meth:`KernelBackend.repack`."""
         return None
 
+    def applies_function(self, layer: LayerConfig) -> bool:
+        """See :meth:`KernelBackend.applies_function`."""
+        return False
+
     def candidates(
         self, layer: LayerConfig, compute: ComputeConfig, problem: Problem
     ) -> Iterator[TuningConfig]:
@@ -225,6 +229,10 @@ class Narrow(Family[MmaLayout]):
     def repack(self, weight: CanonicalWeight, layer: LayerConfig) -> RepackSpec | None:
         """See :func:`humming_sm75_sm89.repack.repack_spec`."""
         return self._mma.repack(weight, layer)
+
+    def applies_function(self, layer: LayerConfig) -> bool:
+        """In all pipelines a thread has results of weights that are 8 rows apart."""
+        return True
 
 
 #: Every layer is of exactly one of them.

@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import prod
 
 from humming.backend import UNTILED, Arg, KernelSpec, LaunchShape, Problem, TensorMap
-from humming.configs import ComputeConfig, GemmKind, LayerConfig
+from humming.configs import ComputeConfig, GemmKind, LayerConfig, ResultFunction
 from humming.errors import ConfigError
 from humming.formats.number import NumberFormat
 from humming.formats.scheme import Zero
@@ -86,6 +86,7 @@ class WideContext:
     has_row_scales: bool
     has_channel: bool
     has_bias: bool
+    function: ResultFunction | None
     tile_n: int
     tuning: WideTuning
     counter_bytes: int
@@ -248,6 +249,7 @@ def _context(
         has_row_scales=layer.activation.is_quantized,
         has_channel=layout.has_channel,
         has_bias=layout.has_bias,
+        function=layer.function,
         tile_n=TILE_N,
         tuning=tuning,
         counter_bytes=COUNTER_BYTES,
@@ -266,7 +268,8 @@ def _context(
 
 def _name(layer: LayerConfig, compute: ComputeConfig) -> str:
     scheme = str(layer.weight).replace("+", "_")
-    return f"sm90.wide.{compute.gemm.value}.{layer.activation}_{scheme}_{layer.output}"
+    name = "" if layer.function is None else f"_{layer.function.name}"
+    return f"sm90.wide.{compute.gemm.value}.{layer.activation}_{scheme}_{layer.output}{name}"
 
 
 def _x_map(

@@ -181,7 +181,6 @@ class _Steps:
 
     def write(self) -> None:
         """All of them."""
-        up, down = self._products
         places = None
         if self._sorts:
             routing, places, counted = self._sort()
@@ -190,6 +189,31 @@ class _Steps:
             mask = ROW_MASKS[self._sizes.ids]
             counted = _Counted(mask, _IDS, self._experts)
             routings = self._align(self._plans[0]), self._align(self._plans[1])
+        if self._products.activates:
+            result = self._activating(routings)
+        else:
+            result = self._multiplying(routings, counted)
+        self._combine(result, places)
+
+    def _activating(self, routings: tuple[dict[str, Value], dict[str, Value]]) -> Part:
+        """Both products, the first of which gives what the second reads."""
+        up, down = self._products
+        between = Memory(self._tables.end)
+        middle = self._rows_of(down, self._rows, between)
+        assert isinstance(middle.x, Part), "memory was asked for"
+        # Nobody reads hidden states behind the first product, whose results are the middle.
+        read, written = (Memory(between.end) for _ in range(2))
+        rows = self._first_rows(up, read, routings[0])
+        result = written.part((self._rows, down.layer.n), self._sizes.dtype)
+        self._multiply(0, rows, routings[0], middle.x)
+        self._multiply(1, middle, routings[1], result)
+        return result
+
+    def _multiplying(
+        self, routings: tuple[dict[str, Value], dict[str, Value]], counted: _Counted
+    ) -> Part:
+        """Both products, and the function between them."""
+        up, down = self._products
         # What both products read is never needed at once, nor are their results.
         read, again = (Memory(self._tables.end) for _ in range(2))
         rows = self._first_rows(up, read, routings[0])
@@ -202,7 +226,7 @@ class _Steps:
         self._multiply(0, rows, routings[0], results[0])
         self._activate(results[0], middle, counted)
         self._multiply(1, middle, routings[1], results[1])
-        self._combine(results[1], places)
+        return results[1]
 
     # -- where rows are ----------------------------------------------------------------------------
 

@@ -47,6 +47,11 @@ class ExpertProducts(NamedTuple):
     up: KernelLayer
     down: KernelLayer
 
+    @property
+    def activates(self) -> bool:
+        """Whether the first one's results are those of the function."""
+        return self.up.layer.function is not None
+
     def capacity(self, choices: int, given: int | None) -> int:
         """Rows of each expert: as many as were given, or what holds all choices; 0 if unmasked."""
         return (given or choices) if self.up.gemm is _MASKED else 0

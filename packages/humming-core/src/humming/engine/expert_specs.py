@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 from humming.backend import KernelBackend, KernelSpec
 from humming.configs import ComputeConfig, GemmKind, LayerConfig
+from humming.engine.activating import activating
 from humming.engine.ahead import needed_kernels
 from humming.engine.expert_products import LAYOUTS
 from humming.engine.experts import _keys, _spec
 from humming.engine.prepared import LayerOptions
 from humming.engine.quantized import quantize_specs
 from humming.errors import UnsupportedError
+from humming.expert_kernels import RowMask
 from humming.gating import Gating
 from humming.profiles import DeviceProfile
 from humming.quantizer import RowSource
@@ -86,6 +88,7 @@ def expert_specs(
     layouts: list[GemmKind] = []
     kernels: list[KernelSpec] = []
     backends: list[str] = []
+    layers: list[LayerConfig] = []
     refused: UnsupportedError | None = None
     for kind in LAYOUTS:
         # The first product may have a row for each token, or for each choice.
@@ -93,25 +96,27 @@ def expert_specs(
         sizes = (tokens, top_k) if indexed else (choices, 1)
         try:
             found = [
-                _product(experts[0], options, kind, *sizes),
+                _product(experts[0], options, kind, *sizes, _applied(experts, gating)),
                 _product(experts[1], options, kind, choices, 1),
             ]
         except UnsupportedError as error:
             refused = refused or error
             continue
         layouts.append(kind)
-        backends += [name for name, _ in found]
-        kernels += [spec for _, specs in found for spec in specs]
+        layers = [part.layer for part in found]
+        backends += [part.backend for part in found]
+        kernels += [spec for part in found for spec in part.kernels]
     if not layouts:
         assert refused is not None, "every layout was refused"
         raise refused
     for product in shared or ():
-        name, specs = _product(product, options, GemmKind.DENSE, tokens, 1)
-        backends.append(name)
-        kernels += specs
+        applied = _applied(shared, gating) if shared and product is shared[0] else None
+        part = _product(product, options, GemmKind.DENSE, tokens, 1, applied)
+        layers.append(part.layer)
+        backends.append(part.backend)
+        kernels += part.kernels
     profile = find_profile(profile=options.profile)
-    every = tuple(product.layer for product in (*experts, *(shared or ())))
-    kernels += glue_specs(every, gating, profile, layouts)
+    kernels += glue_specs(tuple(layers), gating, profile, layouts)
     return ExpertSpecs(tuple(layouts), tuple(dict.fromkeys(backends)), kernels)
 
 
@@ -127,16 +132,20 @@ def glue_specs(
     activation function, or as they are moved.
 
     Args:
-        layers: first and second product; of shared experts too, if there are some.
+        layers: first and second product; of shared experts too, if there are some. A function that
+            a first one applies needs no kernel of its own.
         gating: the function between them.
         profile: of the device.
         layouts: of rows.
     """
     first, second = layers[:2]
-    width, arch = layers[3].k if len(layers) > 2 else 0, profile.target.arch
+    shared, arch = layers[2:], profile.target.arch
+    width = shared[1].k if shared and shared[0].function is None else 0
     layouts = tuple(layouts)
     indexed, sorts = (layout in layouts for layout in LAYOUTS)
     keys = _keys(second, width, indexed=indexed, sorts=sorts)
+    if first.function is not None:
+        keys = [key for key in keys if key[0] != "gate" or key[1] is RowMask.EVERY]
     specs = [_spec(key, second.output, gating, arch) for key in keys]
     for layout in layouts:
         for rows in _GATED_ROWS[layout]:
@@ -145,14 +154,32 @@ def glue_specs(
         specs += [sort_spec(wide, arch) for wide in (False, True)]
         specs += quantize_specs(first, profile, source=RowSource.MAP)
     if width:
-        specs += quantize_specs(layers[3], profile, gating)
+        specs += quantize_specs(shared[1], profile, gating)
     return specs
 
 
+def _applied(pair: tuple[Product, Product], gating: Gating) -> Gating | None:
+    """As QuantMoE has it: a first product applies the function if nothing quantizes behind it."""
+    return None if pair[1].layer.activation.is_quantized else gating
+
+
+class _Found(NamedTuple):
+    """The backend of a product, its numbers, with a function if it applies one, and its kernels."""
+
+    backend: str
+    layer: LayerConfig
+    kernels: list[KernelSpec]
+
+
 def _product(
-    product: Product, options: LayerOptions, kind: GemmKind, ms: Iterable[int], top_k: int
-) -> tuple[str, list[KernelSpec]]:
-    """The backend of a product, and its kernels."""
+    product: Product,
+    options: LayerOptions,
+    kind: GemmKind,
+    ms: Iterable[int],
+    top_k: int,
+    gating: Gating | None = None,
+) -> _Found:
+    """How a product is computed, and the function behind it if its kernels apply that."""
     compute = replace(options.compute or ComputeConfig(), gemm=kind)
     backend = select_backend(
         options.backend, profile=options.profile, layer=product.layer, compute=compute
@@ -160,5 +187,7 @@ def _product(
     if not isinstance(backend, KernelBackend):
         reason = f"{backend.name}, which would compute {product.layer}, has no kernels"
         raise UnsupportedError(reason)
-    specs = needed_kernels(backend, product.weight, product.layer, compute, ms, top_k)
-    return backend.name, specs
+    weight, layer = product
+    if gating is not None:
+        weight, layer = activating(backend, weight, layer, gating) or product
+    return _Found(backend.name, layer, needed_kernels(backend, weight, layer, compute, ms, top_k))

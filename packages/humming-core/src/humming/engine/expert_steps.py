@@ -33,12 +33,15 @@ def expert_rows(
         found = around.sort(ids, ids.shape[1] if x.dim() == 2 else 1, capacity)
         rows = around.gather(x.reshape(-1, x.shape[-1]).contiguous(), found)
         rows = products.up.routed(rows.view(*blocks, rows.shape[-1]), found.table, sparse=True)
-        middle = around.gate(rows.view(-1, rows.shape[-1]), count=found.rows, capacity=capacity)
-        middle = middle.view(*blocks, middle.shape[-1])
+        if not products.activates:
+            rows = rows.view(-1, rows.shape[-1])
+            rows = around.gate(rows, count=found.rows, capacity=capacity)
+        middle = rows.view(*blocks, rows.shape[-1])
         return products.down.routed(middle, found.table, sparse=True), found.places
     # Both products sort the same choices; they do it once if their tiles are as high.
     alignments: dict[int, Alignment] = {}
     rows = products.up.routed(x, ids, sparse=True, alignments=alignments)
-    middle = around.gate(rows.flatten(0, 1), ids, products.down.layer.experts)
-    middle = middle.view(*ids.shape, -1)
+    if not products.activates:
+        rows = around.gate(rows.flatten(0, 1), ids, products.down.layer.experts)
+    middle = rows.view(*ids.shape, -1)
     return products.down.routed(middle, ids, sparse=True, alignments=alignments), None

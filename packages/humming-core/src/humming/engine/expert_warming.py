@@ -46,7 +46,7 @@ def warm_up_experts(
             product.warm_up([-(-size // choices) for size in sizes], choices)
     sorts, masked = up.gemm is not GemmKind.INDEXED, up.gemm is GemmKind.GROUPED_MASKED
     specs, settled = [], ExpertCall.serves(products, dtype)
-    left_out: set[str] = set()
+    left_out = {"gate"} if products.activates else set()
     if settled and up.operand.in_one_launch(dtype):
         left_out.add("gather")
         specs += up.operand.quantizer.specs(source=RowSource.MAP) if sorts else []

@@ -26,8 +26,9 @@ from humming.weight import CanonicalWeight
 
 __all__ = ["KernelLayer", "Plan", "Shelf"]
 
-#: Packed tensors of one weight, by backend and layout: layers that differ in neither share them.
-Shelf = dict[tuple[str, str], Mapping[str, torch.Tensor]]
+#: Packed tensors of one weight, by backend, layout and rows for each result, which are in another
+#: order if there are two: layers that differ in none of these share them.
+Shelf = dict[tuple[str, str, int], Mapping[str, torch.Tensor]]
 
 #: Arguments that calls give, by kind of GEMM.
 _GIVEN = {
@@ -93,7 +94,7 @@ class KernelLayer:
         self._kernels: dict[TuningConfig, BoundKernel] = {}
         self._plans: dict[int | tuple[int, int], Plan] = {}
         # What dense() asks for in every call.
-        self._k, self._n, self._device = self.layer.k, self.layer.n, site.device
+        self._k, self._n, self._device = self.layer.k, self.layer.results, site.device
         self._output, self._strides = TORCH_FLOATS[self.layer.output.name], (self._n, 1)
         self._row_bytes = self._k * self.layer.activation.format.bits // 8
         # Of what goes to a kernel as it is; None if nothing does.
@@ -137,7 +138,9 @@ class KernelLayer:
         weight, fitted = backend.fit(weight, layer)
         planner = Planner(backend, fitted, compute, tuning)
         shelf = {} if shelf is None else shelf
-        key = backend.name, backend.layout(fitted)
+        function = fitted.function
+        inputs = 1 if function is None else function.inputs
+        key = backend.name, backend.layout(fitted), inputs
         if key not in shelf:
             shelf[key] = packed_tensors(backend, weight, fitted, site)
         return cls(planner, site, shelf[key], operand)

@@ -11,6 +11,7 @@ import torch
 
 from humming.backend import Backend, EagerBackend, KernelBackend
 from humming.configs import ComputeConfig, GemmKind, LayerConfig, TuningConfig
+from humming.engine.activating import activating
 from humming.engine.kernel_layer import KernelLayer, Shelf
 from humming.engine.site import Site
 from humming.errors import ConfigError, UnsupportedError
@@ -18,6 +19,7 @@ from humming.formats.activation import ActivationScheme
 from humming.formats.number import NumberFormat
 from humming.formats.table import number_format
 from humming.formats.tensors import TORCH_FLOATS
+from humming.gating import Gating
 from humming.profiles import DeviceProfile
 from humming.selection import find_device, resolve_activation, select_backend
 from humming.weight import CanonicalWeight
@@ -65,7 +67,7 @@ class PreparedLayer:
 
     Attributes:
         backend: who computes.
-        layer: the numbers it multiplies, activation fallback included.
+        layer: the numbers it multiplies, activation fallback included, and the function of them.
         compute: the promises it keeps.
         run: activations (and routing) to results.
         kernels: what `run` is, if the backend describes kernels.
@@ -151,8 +153,16 @@ def prepared_layer(
     options: LayerOptions,
     compute: ComputeConfig,
     shelf: Shelf,
+    gating: Gating | None = None,
 ) -> PreparedLayer:
-    """:func:`prepare`, with packed tensors of this weight taken from and put on a shelf."""
+    """:func:`prepare`, with packed tensors of this weight taken from and put on a shelf.
+
+    Args:
+        weight, dtype, compute: as of :func:`prepare`.
+        options: all its others.
+        shelf: of this weight.
+        gating: kernels shall apply it to their results, if they can: then it is `layer.function`.
+    """
     if dtype not in _DTYPES:
         raise ConfigError("dtype", dtype, " or ".join(map(str, _DTYPES)))
     output = number_format(dtype)
@@ -182,6 +192,8 @@ def prepared_layer(
     )
     _LOG.debug("%s: %s", layer, chosen.name)
     if isinstance(chosen, KernelBackend):
+        if gating is not None:
+            weight, layer = activating(chosen, weight, layer, gating) or (weight, layer)
         kernels = KernelLayer.make(
             chosen, weight, layer, compute, Site.of(found), tuning=options.tuning, shelf=shelf
         )

@@ -2,23 +2,9 @@
 #pragma once
 
 #include <humming/chunks.cuh>
+#include <humming/functions.cuh>
 
 namespace humming {
-
-/// div.full.f32: at most 2 units in the last place off, whatever the divisor.
-__device__ __forceinline__ float div_full(float a, float b) {
-  float quotient;
-  asm("div.full.f32 %0, %1, %2;" : "=f"(quotient) : "f"(a), "f"(b));
-  return quotient;
-}
-
-// What expressions may use. NaN stays NaN in all of them.
-
-__device__ __forceinline__ float sigmoid(float x) { return div_full(1.0f, 1.0f + expf(-x)); }
-__device__ __forceinline__ float at_most(float x, float limit) { return x > limit ? limit : x; }
-__device__ __forceinline__ float within(float x, float limit) {
-  return x < -limit ? -limit : at_most(x, limit);
-}
 
 // Which rows are computed, and of which rows: source() gives the row that is read, or -1.
 

@@ -1,5 +1,5 @@
 // From sums to results: add those of the teams, then those of the CTAs that share the tile, then
-// scale, add the bias, round, and store.
+// scale, add the bias, apply a function, round, and store.
 //
 // A fragment is what a lane holds of 16 rows of weights by 8 tokens: rows lane / 4 and 8 more, each
 // of tokens 2 * (lane % 4) and the next. Fragments of a tile are numbered, so that every step can
@@ -137,8 +137,8 @@ __device__ __forceinline__ bool add_parts(GemmArguments const& args, Schedule co
   return true;
 }
 
-/// Scales, adds the bias, rounds to the output's format, and leaves the tile in shared memory, row
-/// by row of the result.
+/// Scales, adds the bias, applies the function, rounds to the output's format, and leaves the tile in
+/// shared memory, row by row of the result.
 template <class P>
 __device__ __forceinline__ void round_tile(GemmArguments const& args, TileRows const& rows,
                                            int expert, int first_n, WarpPlace<P> const& warp,
@@ -147,7 +147,10 @@ __device__ __forceinline__ void round_tile(GemmArguments const& args, TileRows c
   using T = TileSums<P>;
   constexpr float kFactor = power_of_two_float(S::Decoder::kExponent);
   Index const channels = Index(expert) * ((args.n + kBlock - 1) / kBlock * kBlock) + first_n;
-  u8* const to = shared + T::token(warp, 0) * S::kOutRowBytes + T::row(warp, 0) * S::kOutBytes;
+  // Of two inputs the halves of a fragment are one result.
+  auto const place = [](int row) { return (P::kInputs == 1 ? row : row / 16 * 8 + row % 8) * S::kOutBytes; };
+  int const first_row = T::row(warp, 0);
+  u8* const to = shared + T::token(warp, 0) * S::kOutRowBytes + place(first_row);
 #pragma unroll
   for (int i = 0; i < T::kOwn; ++i) {
     if (!T::owns(warp, i)) continue;
@@ -161,7 +164,8 @@ __device__ __forceinline__ void round_tile(GemmArguments const& args, TileRows c
       }
     }
     int const inside = (token - T::token(warp, 0)) * S::kOutRowBytes +
-                       (row - T::row(warp, 0)) * S::kOutBytes;
+                       (row - first_row) / P::kInputs * S::kOutBytes;
+    [[maybe_unused]] float gates[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float factor = kFactor, bias = 0.0f;
@@ -176,8 +180,15 @@ __device__ __forceinline__ void round_tile(GemmArguments const& args, TileRows c
         float value = float(sums.c[i][2 * half + j]) * factor;
         if constexpr (P::kHasRowScales) value *= tokens[j];
         if constexpr (P::kHasBias) value += bias;
-        P::Rounding::store(to + inside + j * S::kOutRowBytes + 8 * half * S::kOutBytes, value,
-                           typename P::Output{});
+        u8* const result = to + inside + j * S::kOutRowBytes;
+        if constexpr (P::kInputs == 1) {
+          P::Rounding::store(result + 8 * half * S::kOutBytes, P::Function::of(value),
+                             typename P::Output{});
+        } else if (half == 0) {
+          gates[j] = value;
+        } else {
+          P::Rounding::store(result, P::Function::of(gates[j], value), typename P::Output{});
+        }
       }
     }
   }
@@ -189,15 +200,15 @@ __device__ __forceinline__ void store_tile(GemmArguments const& args, TileTarget
                                            int first_n, u8 const* shared) {
   using S = Sizes<P>;
   constexpr int kPerChunk = 16 / S::kOutBytes;
-  constexpr int kPerRow = S::kTileN / kPerChunk;
-  int const left = args.n - first_n;
-  bool const aligned = args.n % kPerChunk == 0;
+  constexpr int kPerRow = S::kTileResults / kPerChunk;
+  int const width = args.n / P::kInputs, first = first_n / P::kInputs, left = width - first;
+  bool const aligned = width % kPerChunk == 0;
   for (int chunk = threadIdx.x; chunk < S::kTileM * kPerRow; chunk += S::kThreads) {
     int const m = chunk / kPerRow, n = chunk % kPerRow * kPerChunk;
     Index target = targets.first + m;
     if constexpr (P::kKind == GemmKind::kIndexed) target = targets.targets[m];
     if (m >= targets.count || target < 0 || n >= left) continue;
-    u8* const to = static_cast<u8*>(args.out) + (target * args.n + first_n + n) * S::kOutBytes;
+    u8* const to = static_cast<u8*>(args.out) + (target * width + first + n) * S::kOutBytes;
     u32 words[4];
     load_shared_128(words, shared_address(shared) + m * S::kOutRowBytes + n * S::kOutBytes);
     if (aligned) {

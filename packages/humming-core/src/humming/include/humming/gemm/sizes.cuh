@@ -20,6 +20,8 @@
 //   kKeepsShortSums                             sums of 8-bit floats do for the result as they are
 //   kHasOrder, kHasChannel, kHasBias, kHasRowScales   which arguments are given
 //   kKind, kPartition, kRaster                  rows of x to weights; K and tiles to CTAs
+//   Function, kInputs                           applied to results: of(x), or of(gate, up), whose rows
+//                                               of weights are 8 apart
 //   kWarpTiles                                  tiles of 16 rows of a warp: 4, so all of a block, or 1 where
 //                                               the warps of a warpgroup share it
 //   kWidths                                     1, or into how many steps the tokens of MMAs are cut
@@ -30,6 +32,7 @@
 #pragma once
 
 #include <humming/decode/folding.cuh>
+#include <humming/functions.cuh>
 #include <humming/scheduler.cuh>
 
 namespace humming {
@@ -102,6 +105,7 @@ struct Sizes {
   static constexpr int kWarpRows = 16 * P::kWarpTiles;
   static constexpr int kTileN = kWarpRows * P::kWarpsN;
   static_assert(kTileN % kBlock == 0, "Sizes: a tile has whole blocks");
+  static constexpr int kTileResults = kTileN / P::kInputs;  // of a token
   static constexpr int kTileM = P::kTokens * P::kWarpsM;
   static constexpr int kTokenTiles = P::kTokens / 8;
 

@@ -23,6 +23,7 @@
 //                                     and not into the sums of an interval
 //   kPromotesAll                      sums of 128 of K are added in f32 without need of scales
 //   kHasRowScales, kHasChannel, kHasBias   which arguments are given
+//   Function, kInputs                 applied to results: see humming/gemm/sizes.cuh
 #pragma once
 
 #include <humming/gemm/mainloop.cuh>

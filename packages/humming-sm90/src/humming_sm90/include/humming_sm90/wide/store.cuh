@@ -1,4 +1,4 @@
-// From sums to results: scale, add the bias, round, turn rows of weights into rows of tokens by way
+// From sums to results: scale, add the bias, apply a function, round, turn rows of weights into rows of tokens by way
 // of shared memory, and store. A warpgroup does it for its own panel.
 #pragma once
 
@@ -11,6 +11,13 @@ namespace humming::sm90::wide {
 __device__ __forceinline__ void stmatrix_x4_trans(u32 to, u32 const (&from)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
                "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+}
+
+/// The same of two matrices.
+__device__ __forceinline__ void stmatrix_x2_trans(u32 to, u32 const (&from)[2]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to),
+               "r"(from[0]), "r"(from[1])
                : "memory");
 }
 
@@ -30,7 +37,8 @@ class Epilogue {
   using L = Plan<P>;
   static constexpr int kBytes = P::Output::kBits / 8;
   static constexpr int kPerChunk = 16 / kBytes;
-  static constexpr int kOutBytes = kBlock * kBytes;  // of a row of the panel's result
+  static constexpr int kHalves = 2 / P::kInputs;  // results of a thread for a token, of 16 rows
+  static constexpr int kOutBytes = kBlock / P::kInputs * kBytes;  // of a row of the panel's result
   static constexpr int kChunks = kOutBytes / 16;
   /// Tokens at a time.
   static constexpr int kPass =
@@ -87,7 +95,7 @@ class Epilogue {
 
   /// Where 16 bytes of a token's row lie, so that what a warp stores or reads differs in banks.
   static __device__ __forceinline__ u32 at(int token, int sixteen) {
-    return token * kOutBytes + (sixteen ^ (token & 7)) * 16;
+    return token * kOutBytes + (sixteen ^ (kChunks < 8 ? token / 2 & 3 : token & 7)) * 16;
   }
 
   __device__ __forceinline__ int thread() const { return threadIdx.x % kGroupThreads; }
@@ -140,20 +148,37 @@ class Epilogue {
     return __uint_as_float(load_shared_32(places_ + (L::kIndexed ? 8 * token + 4 : 4 * token)));
   }
 
-  /// Results of the thread for 8 tokens.
+  /// Results of the thread for 8 tokens, two of each of its rows.
   __device__ __forceinline__ void values(Totals<P> const& totals, int eight,
-                                         float (&results)[4]) const {
+                                         float (&results)[2 * kHalves]) const {
     float tokens[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if constexpr (P::kHasRowScales) tokens[i] = factor(8 * eight + place_.lane % 4 * 2 + i);
     }
+    float inputs[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      float value = totals.value(eight, i) * factors_[i / 2];
-      if constexpr (P::kHasRowScales) value *= tokens[i % 2];
-      if constexpr (P::kHasBias) value += biases_[i / 2];
-      results[i] = value;
+      inputs[i] = totals.value(eight, i) * factors_[i / 2];
+      if constexpr (P::kHasRowScales) inputs[i] *= tokens[i % 2];
+      if constexpr (P::kHasBias) inputs[i] += biases_[i / 2];
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kHalves; ++i) {
+      if constexpr (P::kInputs == 1) {
+        results[i] = P::Function::of(inputs[i]);
+      } else {
+        results[i] = P::Function::of(inputs[i], inputs[i + 2]);
+      }
+    }
+  }
+
+  /// Stores 16 tokens of the warp's rows: a matrix of 8 by 8 for each half of both.
+  static __device__ __forceinline__ void store_matrices(u32 to, u32 const (&pairs)[2 * kHalves]) {
+    if constexpr (kHalves == 1) {
+      stmatrix_x2_trans(to, pairs);
+    } else {
+      stmatrix_x4_trans(to, pairs);
     }
   }
 
@@ -162,26 +187,30 @@ class Epilogue {
     if constexpr (kBytes == 2) {
 #pragma unroll
       for (int eight = 0; eight < kPass / 8 && first + 8 * eight < P::kTokens; eight += 2) {
-        u32 pairs[4];
+        u32 pairs[2 * kHalves];
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          float results[4];
+          float results[2 * kHalves];
           values(totals, first / 8 + eight + i, results);
-          pairs[2 * i] = rounded_pair(results[0], results[1], typename P::Output{});
-          pairs[2 * i + 1] = rounded_pair(results[2], results[3], typename P::Output{});
+#pragma unroll
+          for (int half = 0; half < kHalves; ++half)
+            pairs[kHalves * i + half] =
+                rounded_pair(results[2 * half], results[2 * half + 1], typename P::Output{});
         }
-        int const token = 8 * eight + lane / 16 * 8 + lane % 8;
-        stmatrix_x4_trans(shared + at(token, 2 * warp() + lane / 8 % 2), pairs);
+        // The matrix whose address the lane gives; of two matrices those of other lanes don't count.
+        int const matrix = lane / 8 % (2 * kHalves);
+        int const token = 8 * eight + matrix / kHalves * 8 + lane % 8;
+        store_matrices(shared + at(token, kHalves * warp() + matrix % kHalves), pairs);
       }
     } else {
 #pragma unroll
       for (int eight = 0; eight < kPass / 8 && first + 8 * eight < P::kTokens; ++eight) {
-        float results[4];
+        float results[2 * kHalves];
         values(totals, first / 8 + eight, results);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
+        for (int i = 0; i < 2 * kHalves; ++i) {
           int const token = 8 * eight + lane % 4 * 2 + i % 2;
-          int const row = 16 * warp() + lane / 4 + i / 2 * 8;
+          int const row = 8 * kHalves * warp() + lane / 4 + i / 2 * 8;
           store_shared_float(shared + at(token, row / 4) + row % 4 * 4, results[i]);
         }
       }
@@ -190,8 +219,8 @@ class Epilogue {
 
   /// Copies tokens to the result, 16 bytes at a time where its rows allow that.
   __device__ __forceinline__ void copy(int first, u32 shared) const {
-    constexpr int kTurns = kPass * kChunks / kGroupThreads;
-    if (args_.n % kPerChunk == 0) {
+    constexpr int kTurns = (kPass * kChunks + kGroupThreads - 1) / kGroupThreads;
+    if (args_.n / P::kInputs % kPerChunk == 0) {
 #pragma unroll
       for (int turn = 0; turn < kTurns; ++turn)
         copy_chunk(first, turn, shared, [](u8* to, u32 const(&words)[4], int) { store_128(to, words); });
@@ -207,11 +236,15 @@ class Epilogue {
                                              Store const& store) const {
     int const chunk = turn * kGroupThreads + thread();
     int const token = chunk / kChunks, sixteen = chunk % kChunks;
-    int const m = first + token, n = first_n_ + sixteen * kPerChunk;
+    int const m = first + token, n = first_n_ / P::kInputs + sixteen * kPerChunk;
+    int const width = args_.n / P::kInputs;
+    if constexpr (kPass * kChunks % kGroupThreads != 0) {
+      if (token >= kPass) return;
+    }
     u32 words[4];
     load_shared_128(words, shared + at(token, sixteen));
-    if (m >= tile_.count || n >= args_.n) return;
-    store(static_cast<u8*>(args_.out) + (target(m) * args_.n + n) * kBytes, words, args_.n - n);
+    if (m >= tile_.count || n >= width) return;
+    store(static_cast<u8*>(args_.out) + (target(m) * width + n) * kBytes, words, width - n);
   }
 
   Arguments const& args_;
