@@ -148,6 +148,9 @@ class StreamMultiplier {
 /// of 4-bit codes. As in WarpMainloop, one is requested once the one before it is there.
 struct StreamMainloop {
   template <class P>
+  static constexpr bool kPrefetches = true;
+
+  template <class P>
   struct Batch {
     using S = Sizes<P>;
     static constexpr int kBits = S::Planes::kBits;

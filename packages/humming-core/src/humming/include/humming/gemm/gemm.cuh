@@ -158,7 +158,8 @@ __device__ __forceinline__ void gemm(GemmArguments const& args) {
   if constexpr (kOneItem) {
     WorkItem const item = only_item<P>(steps);
     auto const tile = tiles.tile(item.tile);
-    prefetch_codes<P>(args, tile.column * S::kTileN, item.k_begin);
+    if constexpr (P::Mainloop::template kPrefetches<P>)
+      prefetch_codes<P>(args, tile.column * S::kTileN, item.k_begin);
     await_earlier();
     // K may have fewer steps than parts were asked for, and so fewer items than CTAs.
     if (P::kPartition.splits > 1 && item.tile >= tiles.count()) return;
