@@ -333,7 +333,7 @@ struct WarpMainloop {
 
  private:
   /// Codes of no more bits are requested by units, where a CTA has one tile: of so many tokens of a warp,
-  /// since more have no registers left. Twin of candidates.py of humming-sm75-sm89.
+  /// since more have no registers left. Candidates of the backend count with it.
   static constexpr int kUnitTokens = 8, kUnitBits = 3;
 
   /// A word of a block that arrives with the last of its codes.
