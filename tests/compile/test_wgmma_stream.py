@@ -54,7 +54,7 @@ FAMILIES = (
     ("e2m1-g32-e8m0", "s8-token-f32", DENSE, False),
 )
 #: Of a family, at least.
-COMPILED = 3
+COMPILED = 2
 _MMA = re.compile(r"(?:wgmma\.mma_async|mma\.sync)\.(?:sync\.)?aligned\.(\S+)")
 
 
