@@ -148,7 +148,9 @@ __device__ __forceinline__ void round_tile(GemmArguments const& args, TileRows c
   constexpr float kFactor = power_of_two_float(S::Decoder::kExponent);
   Index const channels = Index(expert) * ((args.n + kBlock - 1) / kBlock * kBlock) + first_n;
   // Of two inputs the halves of a fragment are one result.
-  auto const place = [](int row) { return (P::kInputs == 1 ? row : row / 16 * 8 + row % 8) * S::kOutBytes; };
+  auto const place = [](int row) {
+    return (P::kInputs == 1 ? row : row / 16 * 8 + row % 8) * S::kOutBytes;
+  };
   int const first_row = T::row(warp, 0);
   u8* const to = shared + T::token(warp, 0) * S::kOutRowBytes + place(first_row);
 #pragma unroll

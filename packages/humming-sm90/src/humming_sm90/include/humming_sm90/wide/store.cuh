@@ -1,5 +1,5 @@
-// From sums to results: scale, add the bias, apply a function, round, turn rows of weights into rows of tokens by way
-// of shared memory, and store. A warpgroup does it for its own panel.
+// From sums to results: scale, add the bias, apply a function, round, turn rows of weights into rows of
+// tokens by way of shared memory, and store. A warpgroup does it for its own panel.
 #pragma once
 
 #include <humming_sm90/store.cuh>
