@@ -10,7 +10,7 @@ import gc
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from measure import chosen_experts, cold_us, errors, sampled_rows
@@ -23,6 +23,7 @@ from humming.configs import ComputeConfig, GemmKind, TuningConfig
 from humming.engine.aligning import Aligner, align_specs
 from humming.engine.choice import Planner
 from humming.engine.kernel_layer import KernelLayer
+from humming.engine.operand import Operand
 from humming.engine.site import Site
 from humming.engine.workshop import workshop
 from humming.errors import HummingError
@@ -251,8 +252,8 @@ class Product:
             kernels.planner.forced = None
             kernels._plans.clear()
         operand = kernels.operand(inputs.x)
+        order: Callable[[], Operand] | None = None
         values: dict[str, object] = {"groups": inputs.routing, "top_k": problem.top_k}
-        values |= {"x_scales": operand.scales, "x_groups": operand.groups}
         if plan.nbytes:
             values["workspace"] = kernels.scratch(plan.nbytes)
         if self.work.kind is GemmKind.INDEXED:
@@ -260,11 +261,15 @@ class Product:
             aligner = Aligner(kernels.site, kernels.layer)
             found = aligner(inputs.routing.contiguous(), plan.kernel.spec)
             values |= {"groups": found.experts, "slots": found.slots, "row_tiles": found.row_tiles}
-        changed = [values.get(name) for name in plan.kernel.extras]
-        out = inputs.x.new_empty(problem.m, self.work.n)
+            if plan.kernel.spec.ordered:  # a launch more
+                order = partial(kernels.ordered, plan, operand, found, problem.top_k)
+        out, extras = inputs.x.new_empty(problem.m, self.work.n), plan.kernel.extras
 
         def run() -> torch.Tensor:
-            plan.launch(plan.shape, operand.x, operand.stride, out, problem.m, *changed)
+            rows = operand if order is None else order()
+            found = {**values, "x_scales": rows.scales, "x_groups": rows.groups}
+            changed = [found.get(name) for name in extras]
+            plan.launch(plan.shape, rows.x, rows.stride, out, problem.m, *changed)
             return out
 
         return run

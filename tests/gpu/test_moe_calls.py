@@ -25,6 +25,7 @@ CASES = [
     ("mxfp4", None, SORTED),
     ("u4-g128-f16", "s8-token-f32", INDEXED),
     ("u4-g128-f16", "s8-token-f32", SORTED),
+    ("fp8-block", "e4m3fn-g128-f32", INDEXED),
     ("fp8-block", "e4m3fn-g128-f32", SORTED),
 ]
 

@@ -11,7 +11,7 @@ from gemm_oracle import poisoned
 from moe_cases import hidden_of, router, weights_of
 
 from humming import Gating, GemmKind, QuantMoE
-from humming.backend import Address, Link
+from humming.backend import Address, Link, Problem
 from humming.engine import Site, workshop
 from humming.engine.expert_calls import ExpertCall
 from humming.engine.launches import Launches
@@ -71,6 +71,20 @@ def test_its_bits_are_those_of_single_steps(
         with poisoned():
             assert torch.equal(layer(x, given, weights), wanted)
     assert len(layer._calls) == 2
+    assert bool(wanted.any())
+
+
+def test_rows_and_their_scales_come_into_order_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = weights_of("fp8-block", E, 256, 128)
+    options = {"activation": "e4m3fn-g128-f32", "device": "sim:nvidia-h100", "layout": INDEXED}
+    layer, (ids, weights) = QuantMoE(*pair, gating="reglu", **options), router(6, 2, E)
+    x = hidden_of(6, 256, BF16)
+    ids[1::4, 0], ids[2::4], weights[2::4] = -1, E, torch.nan
+    wanted = stepwise(monkeypatch, layer, x, ids, weights)
+    with poisoned():
+        assert torch.equal(layer(x, ids, weights), wanted)
+    (call,) = layer._calls.values()
+    assert all(product.plan(Problem(m=12)).kernel.spec.ordered for product in call.products)
     assert bool(wanted.any())
 
 

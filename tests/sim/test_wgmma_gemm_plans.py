@@ -214,14 +214,15 @@ def test_a_box_has_no_more_rows_than_tiles_want(kind: GemmKind, rows: int, box: 
     assert spec.maps["x"]((all_rows, layer.k), 1120).box == (128, box)
 
 
-def test_rows_chosen_by_index_are_copied_by_threads() -> None:
+def test_rows_chosen_by_index_are_read_in_order() -> None:
     layer = replace(config_of(PLAIN), experts=4)
     compute = ComputeConfig(gemm=GemmKind.INDEXED)
     spec = backend().kernel(layer, compute, WgmmaTuning())
     assert spec.row_tile == UNTILED
-    assert spec.args[0] == Arg("x", "ptr")
-    assert {arg.name for arg in spec.args} >= {"slots", "groups", "top_k"}
-    assert list(spec.maps) == ["weight"]
+    assert spec.ordered
+    assert spec.args[0] == Arg("x", "map")
+    assert {arg.name for arg in spec.args} >= {"slots", "groups"}
+    assert sorted(spec.maps) == ["weight", "x"]
 
 
 def test_a_map_must_be_described_and_not_everything_can_be_one() -> None:

@@ -63,6 +63,13 @@ CASES = {
         ("u4-g128-f16", "s8-token-f32", INDEXED),
         ["align_rows", "quantize", "gemm", "quantize_ids_swiglu", "gemm", "combine_rows"],
     ),
+    "indexed, quantized, and brought into order before products": (
+        ("fp8-block", "e4m3fn-g128-f32", INDEXED),
+        [
+            *("align_rows", "quantize", "gather_rows", "gemm"),
+            *("quantize_ids_swiglu", "gather_rows", "gemm", "combine_rows"),
+        ],
+    ),
     "sorted, quantized": (
         ("fp8-block", "e4m3fn-g128-f32", SORTED),
         ["sort_rows", "quantize_map", "gemm", "quantize_counts_swiglu", "gemm", "combine_rows"],
@@ -141,7 +148,8 @@ def test_a_call_allocates_its_result_and_one_piece_of_memory(
     known = [tensor.data_ptr() for tensor in (x, ids, weights)]
     assert bases[1][:-1] == [*known, 0, out.data_ptr()], "and scratch memory where it is needed"
     mapped = [slot for *_, slots in links for slot in slots if slot.map is not None]
-    assert len(mapped) == (2 if layout is SORTED and activation else 0)
+    in_order = activation and ("gather_rows" in wanted or layout is SORTED)
+    assert len(mapped) == (2 if in_order else 0)
     assert not launched
 
 
@@ -160,8 +168,11 @@ def test_only_what_is_not_needed_at_once_shares_memory(
         made.clear()
         moe(scheme, activation=activation, layout=layout)(*inputs())
         tables = [table for table in made if table.dtype is torch.int32]
+        # Rows, their factors and scales of groups, of each product that wants them in order.
+        ordered = 3 * wanted.count("gather_rows") if layout is INDEXED else 0
         if "gate_rows" in wanted or activation:
-            *read, up, down = made
+            *read, up, down = made[: len(made) - ordered]
+            assert all(other.offset >= down.end for other in made[len(made) - ordered :])
             assert up.offset == down.offset, "results of both products"
             assert all(other.end <= up.offset for other in read)
         else:  # between, where rows are moved, and what the second product gives

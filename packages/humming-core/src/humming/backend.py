@@ -267,6 +267,7 @@ class KernelSpec:
             :class:`PackedWeight`, these are what `humming.engine` knows; see ARGUMENTS there.
         launch: sizes of a call to its launch shape; the same object for the same shape is faster.
         row_tile: rows of a tile, for what sorts rows into tiles (indexed); or UNTILED.
+        ordered: a launch before brings x and its scales into the order of choices; if UNTILED.
         workspace: bytes of scratch memory that a call needs. The launches of a backend on one
             stream share it. It is zero before the first of them, and what some kernel of the
             backend expects to be zero each launch leaves so: counters lie in one place for all.
@@ -282,6 +283,7 @@ class KernelSpec:
     args: tuple[Arg, ...]
     launch: Callable[[Problem, LayerConfig], LaunchShape]
     row_tile: int = 1
+    ordered: bool = False
     workspace: Callable[[Problem, LayerConfig], int] | None = None
     entry: str = "kernel"
     maps: Mapping[str, MapOf] = field(default_factory=dict)

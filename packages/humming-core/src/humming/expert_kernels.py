@@ -126,11 +126,14 @@ def gate_spec(
 
 
 def gather_spec(element: NumberFormat, whole: bool, arch: str) -> KernelSpec:
-    """Rows in another order, as a kernel: row i of the result is row sources[i].
+    """Rows in another order, as a kernel: row i of the result is row sources[i] // per_source.
 
     Its arguments: ``x`` and ``x_stride`` as of :func:`gate_spec`; ``sources``, int32; ``out``, rows
-    without gaps; ``limit``, how many rows x has; ``rows`` and ``width``. Rows whose source is none
-    of x are not written. `launch` takes the rows as ``m`` and the width as ``n``.
+    without gaps; ``limit``, how many rows x has; ``rows`` and ``width``; ``per_source``; and
+    what scales of rows there are, or null: ``scales``, f32 [rows], to ``scales_out``, and
+    ``groups``, f32 [rows, group_count], to ``groups_out``. Rows whose source is none of x are not
+    written, others keep every bit, whatever the numbers are: codes of other widths are numbers of
+    16 bits here. `launch` takes the rows as ``m`` and the width as ``n``.
 
     Args:
         element: f16, bf16 or f32.
@@ -151,6 +154,12 @@ def gather_spec(element: NumberFormat, whole: bool, arch: str) -> KernelSpec:
             Arg("limit", "i32"),
             Arg("rows", "i32"),
             Arg("width", "i32"),
+            Arg("per_source", "i32"),
+            Arg("scales", "ptr"),
+            Arg("scales_out", "ptr"),
+            Arg("groups", "ptr"),
+            Arg("groups_out", "ptr"),
+            Arg("group_count", "i32"),
         ),
         launch=_launch,
         entry="gather_rows",

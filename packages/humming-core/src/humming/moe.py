@@ -11,8 +11,9 @@ from torch import nn
 from humming.combining import combine, route
 from humming.configs import ComputeConfig, GemmKind
 from humming.engine import PreparedLayer, Profile, bucket, buckets
-from humming.engine.expert_calls import CallSizes, ExpertCall
+from humming.engine.expert_calls import ExpertCall
 from humming.engine.expert_products import LAYOUTS, ExpertProducts, check_layout
+from humming.engine.expert_rows import CallSizes
 from humming.engine.expert_steps import expert_rows
 from humming.engine.expert_warming import warm_up_experts
 from humming.engine.expert_weights import check_pair, checked_map, local_experts, local_ids

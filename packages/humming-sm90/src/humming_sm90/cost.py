@@ -19,7 +19,7 @@ from humming_sm75_sm89.spread import spread
 from humming_sm90.layout import WgmmaLayout
 from humming_sm90.tuning import STEP, WgmmaTuning
 
-__all__ = ["GATHER_CYCLES", "find_us", "microseconds"]
+__all__ = ["find_us", "microseconds", "order_us"]
 
 #: Cycles of a step per row of weights: 128 tokens by 128 of K, 4096 products per cycle. How much
 #: longer it takes if sums are promoted, and what is between steps.
@@ -32,12 +32,9 @@ _FILL_BYTES, _LEAST_CYCLES = 46.0, 300.0
 _TILE_CYCLES, _TILE_NOT_HIDDEN = 1000.0, 0.5
 #: Waves of a call whose last is broken: how many experts have rows is not known.
 _LAST_WAVE = 0.5
-#: Of a step, per row of activations that is chosen by index, which threads copy and TMA does not:
-#: 128 rows of an expert take 9 to 22 % longer, 16 take 1 to 5 % (H200, 2026-11-30).
-GATHER_CYCLES = 1.0
-#: The least that a step takes then: with tiles of 64 rows of weights a step took 0.31 to 0.37 us,
-#: where memory would have them in 0.25 (H200, 2026-11-30).
-_LEAST_GATHERED = 560.0
+#: Of bringing rows of activations into the order of sorted choices: a launch, and how much of the
+#: bandwidth of memory it gets.
+_ORDER_US, _ORDER_SHARE = 2.0, 0.75
 #: To find the tiles of 32 experts whose rows lie together, or are sorted: with 256 of them and 1
 #: token int4 products by mma.sync took 41.9 and 27.2 us, and 42.1 and 26.4 where tiles are given
 #: (H200, 2026-11-30).
@@ -67,17 +64,13 @@ def microseconds(  # budget: what a backend is asked about
         return _dense_us(profile, layer, layout, problem, tuning)
     sms = profile.limits.sm_count or _SMS
     clock = (profile.rates.clock_mhz or _CLOCK_MHZ) * _LOAD_CLOCK
-    gathered, steps = 0.0, layout.groups
-    indexed = compute.gemm is GemmKind.INDEXED
+    steps = layout.groups
     tiles, cycles, rows = 0.0, 0.0, 0.0
     for experts, count in spread(layer, compute, problem):
         whole, rest = divmod(count, tuning.tokens)
         for number, size in ((whole, tuning.tokens), (rest > 0, rest)):
             tiles += experts * number
             step = _step_cycles(tuning, size, alone=not whole)
-            if indexed:
-                step = max(step, _LEAST_GATHERED)
-            gathered += experts * number * steps * size * GATHER_CYCLES
             cycles += experts * number * (steps * step + _TILE_CYCLES)
         rows += experts * count
     waves = tiles * ceil_div(layer.n, tuning.tile_n) / sms
@@ -89,8 +82,8 @@ def microseconds(  # budget: what a backend is asked about
     memory_us *= waves / max(waves - _LAST_WAVE, 1.0)
     memory_us += waves * _TILE_NOT_HIDDEN * _TILE_CYCLES / clock
     longer, shorter = max(compute_us, memory_us), min(compute_us, memory_us)
-    gather_us = indexed * waves * gathered / tiles / clock
-    return _LAUNCH_US + longer + _NOT_HIDDEN * shorter + gather_us
+    order = order_us(profile, layer, compute, problem)
+    return _LAUNCH_US + longer + _NOT_HIDDEN * shorter + order
 
 
 def _dense_us(
@@ -121,6 +114,17 @@ def _dense_us(
     if tuning.splits > 1:
         parts_us = _PARTS_US + (_PARTS_TILE_US + _PART_TILE_US * tuning.splits) * size
     return _LAUNCH_US + _FIRST_US + longer + _NOT_HIDDEN * shorter + parts_us
+
+
+def order_us(
+    profile: DeviceProfile, layer: LayerConfig, compute: ComputeConfig, problem: Problem
+) -> float:
+    """What it takes to bring rows that are chosen by index into order before, in microseconds."""
+    if compute.gemm is not GemmKind.INDEXED:
+        return 0.0
+    written = problem.m * layer.k * layer.activation.format.bits / 8
+    speed = (profile.rates.dram_gbps or _DRAM_GBPS) * _ORDER_SHARE * 1e3
+    return _ORDER_US + written * (1 + 1 / problem.top_k) / speed
 
 
 def find_us(layer: LayerConfig) -> float:

@@ -30,8 +30,8 @@ ARGS = tuple(
     )
 )  # fmt: skip
 
-#: Those where rows of x are chosen by index: threads copy them, and TMA does not.
-INDEXED_ARGS = (Arg("x", "ptr"), *ARGS[1:], Arg("slots", "ptr"), Arg("top_k", "i32"))
+#: And those where rows of x are in the order of sorted choices.
+INDEXED_ARGS = (*ARGS, Arg("slots", "ptr"))
 
 #: SMs of a device whose profile does not say.
 _SOME_SMS = 64
@@ -75,7 +75,6 @@ def shared_bytes(
     return tuning.shared_bytes(
         row_groups=bool(layer.activation.group_size),
         scales=layout.scale_rows == 1,
-        indexed=compute.gemm is GemmKind.INDEXED,
     )
 
 
@@ -98,7 +97,6 @@ def gemm_spec(
     if tuning.splits > 1 and compute.gemm is not GemmKind.DENSE:
         raise ConfigError("splits", tuning.splits, "1 where rows are grouped")
     context = _context(layer, compute, layout, tuning)
-    maps = {"weight": _weight_map(tuning)}
     return KernelSpec(
         name=context.name,
         template="humming_sm90/gemm.cu.j2",
@@ -110,7 +108,8 @@ def gemm_spec(
         workspace=parts_workspace(
             tuning, lambda problem, layer: tile_count(compute.gemm, layer, problem, tuning)
         ),
-        maps=maps if context.indexed else {"x": _x_map(layer, compute, tuning), **maps},
+        maps={"x": _x_map(layer, compute, tuning), "weight": _weight_map(tuning)},
+        ordered=context.indexed,
     )
 
 
@@ -152,7 +151,7 @@ def box_rows(kind: GemmKind, rows: int, experts: int, tokens: int = 128) -> int:
 
     Args:
         kind: of the call.
-        rows: dense and contiguous: of x; masked: that an expert has room for.
+        rows: of x; masked: that an expert has room for.
         experts: number of weights.
         tokens: of a tile.
 
@@ -161,7 +160,8 @@ def box_rows(kind: GemmKind, rows: int, experts: int, tokens: int = 128) -> int:
     """
     if kind is GemmKind.DENSE and rows <= tokens:
         return 8 * ceil_div(rows, 8)
-    mean = ceil_div(rows, experts) if kind is GemmKind.GROUPED_CONTIGUOUS else rows
+    together = kind in (GemmKind.GROUPED_CONTIGUOUS, GemmKind.INDEXED)
+    mean = ceil_div(rows, experts) if together else rows
     return min(next((box for most, box in _BOXES if mean <= most), _LARGEST_BOX), tokens)
 
 

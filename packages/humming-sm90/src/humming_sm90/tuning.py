@@ -80,15 +80,14 @@ class WgmmaTuning(TuningConfig):
         """Of a CTA: one warpgroup copies, two multiply."""
         return 3 * 128
 
-    def shared_bytes(self, *, row_groups: bool, scales: bool, indexed: bool = False) -> int:
+    def shared_bytes(self, *, row_groups: bool, scales: bool) -> int:
         """Dynamic shared memory without the table of experts; twin of ``Plan::kSharedBytes``.
 
         Args:
             row_groups: activations have a scale for each step.
             scales: each row of weights has a scale for each step.
-            indexed: rows of activations are chosen by index.
         """
         operands = (self.tokens + self.tile_n) * STEP
         stage = operands + 4 * self.tokens * row_groups + 4 * self.tile_n * scales + _STAGE_BYTES
-        rest = 4 * self.tokens * indexed + _FLAG_BYTES * (self.splits > 1)
+        rest = _FLAG_BYTES * (self.splits > 1)
         return self.stages * stage + _WARPS * 16 * STEP + rest

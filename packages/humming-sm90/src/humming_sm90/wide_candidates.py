@@ -15,7 +15,7 @@ from humming_sm75_sm89.folding import can_fold
 from humming_sm75_sm89.layout import MmaLayout
 from humming_sm75_sm89.spread import spread
 from humming_sm75_sm89.tuning import COUNTER_BYTES
-from humming_sm90.cost import GATHER_CYCLES, find_us
+from humming_sm90.cost import find_us, order_us
 from humming_sm90.stream_tuning import StreamTuning
 from humming_sm90.wide_kernel import (
     chunk,
@@ -50,8 +50,8 @@ _CROWDED_SHAPES = ((16, 9, 2), (32, 8, 2))
 #: Halves of the smallest tiles that rows may fill.
 _MOST_FEW_TILES = 4
 #: Registers of sums that a thread has room for where an SM has two CTAs, and that integer zero
-#: points take; and the most tokens of a tile if they are chosen by index. As the compilers spill.
-_SHARED_SUMS, _SHARED_ZEROS, _SHARED_GATHERED = 48, 16, 48
+#: points take. As the compilers spill.
+_SHARED_SUMS, _SHARED_ZEROS = 48, 16
 _SPLITS = (2, 3, 4, 6, 8)
 #: The fewest 128s of K that are worth a CTA of their own.
 _FEWEST_UNITS = 4
@@ -167,8 +167,6 @@ def _has_registers(
     promoted, zeros = promotes(layer, compute, layout, tuning), layout.weight.zero is Zero.FLOAT
     if tuning.ctas > 1:
         room = _SHARED_SUMS - _SHARED_ZEROS * (layout.weight.zero is Zero.INTEGER)
-        if compute.gemm is GemmKind.INDEXED and tuning.tokens > _SHARED_GATHERED:
-            return False
         if compute.gemm is GemmKind.DENSE and room < _SHARED_SUMS and _intervals(layout) > 2:
             return False
         return tuning.tokens // 2 * (1 + promoted + 2 * zeros) <= room
@@ -266,7 +264,8 @@ def microseconds(  # budget: what a backend is asked about
         parts_us += tuning.splits * (_PART_US + _PART_TOKEN_US * tuning.tokens)
     rest_us = _NOT_HIDDEN * grouped * min(compute_us, memory_us)
     find = find_us(layer) if grouped else 0.0
-    return _LAUNCH_US + max(compute_us, memory_us) + rest_us + parts_us + find
+    order = order_us(profile, layer, compute, problem)
+    return _LAUNCH_US + max(compute_us, memory_us) + rest_us + parts_us + find + order
 
 
 def _step_cycles(  # budget: what decides it, and tokens
@@ -295,9 +294,8 @@ def _step_cycles(  # budget: what decides it, and tokens
     fill = (tuning.stage_bytes(layout) - left_out) / _FILL_BYTES
     if tuning.ctas > 1:
         decode *= _SHARED_DECODE
-    gather = GATHER_CYCLES * tokens * (compute.gemm is GemmKind.INDEXED)
     longest = max(mma * _GROUPED if grouped else mma, decode + blocked * mma, fill)
-    return longest + gather + _COPIED_CYCLES * (copied - tokens)
+    return longest + _COPIED_CYCLES * (copied - tokens)
 
 
 def decode_instructions(layout: MmaLayout, tuning: WideTuning | StreamTuning) -> float:

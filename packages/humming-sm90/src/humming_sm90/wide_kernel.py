@@ -48,8 +48,8 @@ ARGS = tuple(
         ("groups", "ptr"),
     )
 )  # fmt: skip
-#: Those where rows of x are chosen by index: threads copy them, and TMA does not.
-INDEXED_ARGS = (Arg("x", "ptr"), *ARGS[1:], Arg("slots", "ptr"), Arg("top_k", "i32"))
+#: And those where rows of x are in the order of sorted choices.
+INDEXED_ARGS = (*ARGS, Arg("slots", "ptr"))
 
 #: K per scale where all of K shares one, so that one kernel serves every K.
 _ALL = 1 << 30
@@ -202,7 +202,8 @@ def wide_spec(
         workspace=parts_workspace(
             tuning, lambda problem, layer: tile_count(compute.gemm, layer, problem, tuning)
         ),
-        maps={} if indexed else {"x": _x_map(layer, layout, tuning)},
+        maps={"x": _x_map(layer, layout, tuning)},
+        ordered=indexed,
     )
 
 

@@ -26,10 +26,10 @@ SPLIT_TOKENS = 128
 FEWEST_STAGES = 3
 _MOST_STAGES = 16
 #: Of the results of a warpgroup at a time: at most, and of a token in f32; twin of
-#: ``Plan::kResultBytes``. Then of a token where rows are chosen by index, for both warpgroups and
-#: for those who copy; and of one that has a scale, for both warpgroups.
+#: ``Plan::kResultBytes``. Then of a token where rows are chosen by index, or that has a scale, for
+#: both warpgroups.
 _RESULT_BYTES, _TOKEN_BYTES = 8192, 4 * 64
-_FLAG_BYTES, _PLACE_BYTES, _FACTOR_BYTES = 16, 2 * 8 + 4, 2 * 4
+_FLAG_BYTES, _PLACE_BYTES = 16, 2 * 4
 #: Of a stage: both barriers, and what is told of a tile that begins there.
 _STAGE_BYTES = 2 * 8 + 16
 #: Registers of a thread that copies and of one that multiplies, by the CTAs of an SM: 168 and 80 a
@@ -134,7 +134,7 @@ class WideTuning(TuningConfig):
             scaled: each of them has a scale.
         """
         results = 2 * min(_RESULT_BYTES, _TOKEN_BYTES * self.tokens)
-        places = self.tokens * (_PLACE_BYTES if indexed else _FACTOR_BYTES * scaled)
+        places = self.tokens * _PLACE_BYTES * (indexed + scaled)
         return self.stages * self.stage_bytes(layout) + results + places + _FLAG_BYTES
 
     def stage_bytes(self, layout: MmaLayout) -> int:

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 
 from humming.backend import KernelSpec, PreparedLaunch, Problem
 from humming.configs import GemmKind, LayerConfig
+from humming.engine.operand import Operand
 from humming.engine.site import Site
 from humming.engine.workshop import workshop
+from humming.expert_kernels import gather_spec
+from humming.formats.table import number_format
 from humming.routing import align_spec, aligned_sizes, route_spec
 
-__all__ = ["Aligner", "Alignment", "SortedChoices", "Sorter", "align_specs"]
+__all__ = [
+    "CODE_BYTES",
+    "Aligner",
+    "Alignment",
+    "SortedChoices",
+    "Sorter",
+    "align_specs",
+    "order_spec",
+]
+
+#: Of what rows are copied as: :func:`order_spec` takes them for f16.
+CODE_BYTES = 2
 
 #: Arguments of the kernel, in the order of a call.
 _ARGS = ("ids", "slots", "tile_experts", "row_tiles", "choices", "experts")
@@ -39,6 +54,7 @@ class Aligner:
     def __init__(self, site: Site, layer: LayerConfig) -> None:
         self._site, self._layer = site, layer
         self._kernels: dict[tuple[int, str, bool], tuple[KernelSpec, PreparedLaunch]] = {}
+        self._orders: dict[str, tuple[KernelSpec, PreparedLaunch]] = {}
 
     def __call__(self, ids: torch.Tensor, kernel: KernelSpec) -> Alignment:
         """Sort for a kernel that will read the result.
@@ -59,26 +75,64 @@ class Aligner:
         launch(shape, ids, found.slots, found.experts, found.row_tiles, choices, experts)
         return found
 
+    def order(self, operand: Operand, slots: torch.Tensor, top_k: int, arch: str) -> Operand:
+        """Rows as `ordered` kernels read them: one for each slot; bytes, as they are.
+
+        Args:
+            operand: with a row for each `top_k` choices, of a multiple of 16 bytes.
+            slots: of an alignment.
+            top_k: choices of a row.
+            arch: of the kernel that will read them.
+        """
+        x, stride, scales, groups = operand
+        rows, width, count = slots.numel(), stride // CODE_BYTES, 0
+        out, scales_out, groups_out = x.new_empty((rows, stride), dtype=torch.uint8), None, None
+        if scales is not None:
+            scales_out = scales.new_empty(rows)
+        if groups is not None:
+            count = groups.shape[-1]
+            groups_out = groups.new_empty((rows, count))
+        if arch not in self._orders:
+            spec = order_spec(arch)
+            self._orders[arch] = spec, self._prepared(spec)
+        spec, launch = self._orders[arch]
+        shape = spec.launch(Problem(m=rows), replace(self._layer, n=width))
+        sizes = x.shape[0], rows, width, top_k
+        launch(shape, x, stride, slots, out, *sizes, scales, scales_out, groups, groups_out, count)
+        return Operand(out, stride, scales_out, groups_out)
+
+    def _prepared(self, spec: KernelSpec, names: Sequence[str] = ()) -> PreparedLaunch:
+        """A loaded kernel that takes all arguments in every call, in the order of `names`."""
+        handle = workshop().load(spec, self._site)
+        kinds = [arg.kind for arg in spec.args]
+        every = [arg.name for arg in spec.args]
+        order = [every.index(name) for name in names or every]
+        with self._site.active():
+            return self._site.runtime.prepare(handle, kinds, [None] * len(kinds), {}, order)
+
     def _kernel(self, row_tile: int, arch: str, wide: bool) -> tuple[KernelSpec, PreparedLaunch]:
         key = row_tile, arch, wide
         if key not in self._kernels:
             spec = align_spec(row_tile, wide, arch)
-            site = self._site
-            handle = workshop().load(spec, site)
-            kinds = [arg.kind for arg in spec.args]
-            names = [arg.name for arg in spec.args]
-            order = [names.index(name) for name in _ARGS]
-            with site.active():
-                launch = site.runtime.prepare(handle, kinds, [None] * len(kinds), {}, order)
-            self._kernels[key] = spec, launch
+            self._kernels[key] = spec, self._prepared(spec, _ARGS)
         return self._kernels[key]
 
 
 def align_specs(kernels: Iterable[KernelSpec]) -> list[KernelSpec]:
-    """The kernels that sort choices for these, ids of either width."""
-    keys = sorted({(kernel.row_tile, kernel.arch) for kernel in kernels})
+    """The kernels that sort choices for these, ids of either width, and rows by them."""
+    found = list(kernels)
+    keys = sorted({(kernel.row_tile, kernel.arch) for kernel in found})
+    ordered = sorted({kernel.arch for kernel in found if kernel.ordered})
     widths = (False, True)
-    return [align_spec(tile, wide, arch) for tile, arch in keys for wide in widths]
+    return [
+        *(align_spec(tile, wide, arch) for tile, arch in keys for wide in widths),
+        *map(order_spec, ordered),
+    ]
+
+
+def order_spec(arch: str) -> KernelSpec:
+    """What brings rows into the order of sorted choices, whatever their numbers are."""
+    return gather_spec(number_format("f16"), True, arch)
 
 
 class SortedChoices(NamedTuple):

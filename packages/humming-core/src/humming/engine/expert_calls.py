@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import replace
 
 import torch
 
 from humming.backend import KernelSpec, LaunchShape, Problem
 from humming.configs import GemmKind
+from humming.engine.aligning import CODE_BYTES, order_spec
 from humming.engine.expert_products import ExpertProducts
+from humming.engine.expert_rows import CallSizes, Counted, Rows, scratch_of
 from humming.engine.experts import ROW_MASKS, ExpertKernels
 from humming.engine.kernel_layer import KernelLayer, Plan
 from humming.engine.launches import Given, Launches, Mapped, Memory, Part, Step, Value, own_step
@@ -19,7 +21,7 @@ from humming.gating import Gating
 from humming.quantizer import RowSource
 from humming.routing import align_spec, aligned_sizes, route_spec
 
-__all__ = ["SOURCES", "CallSizes", "ExpertCall"]
+__all__ = ["SOURCES", "ExpertCall"]
 
 #: What a call gives; scratch memory of the products comes behind.
 _X, _IDS, _WEIGHTS, _SHARED, _OUT = map(Given, range(5))
@@ -30,31 +32,6 @@ SOURCES = {
     RowMask.IDS_64: RowSource.IDS_64,
     RowMask.COUNTS: RowSource.COUNTS,
 }
-
-
-class CallSizes(NamedTuple):
-    """What decides how a call is computed.
-
-    Attributes:
-        dtype: of hidden states.
-        tokens: M.
-        top_k: choices of a token.
-        per_row: choices that share a row of activations: `top_k`, or 1.
-        ids: dtype of what chooses experts.
-        capacity: rows of each expert, where they are masked.
-    """
-
-    dtype: torch.dtype
-    tokens: int
-    top_k: int
-    per_row: int
-    ids: torch.dtype
-    capacity: int = 0
-
-    @property
-    def choices(self) -> int:
-        """(token, choice) pairs."""
-        return self.tokens * self.top_k
 
 
 class ExpertCall:
@@ -141,25 +118,6 @@ class ExpertCall:
         return out
 
 
-class _Rows(NamedTuple):
-    """What a product reads: numbers or codes, their shape, bytes from one row to the next, and
-    scales."""
-
-    x: Given | Part
-    shape: tuple[int, ...]
-    stride: int
-    scales: Part | None = None
-    groups: Part | None = None
-
-
-class _Counted(NamedTuple):
-    """Which rows between the products count: a table and how to read it."""
-
-    mask: RowMask
-    table: Value
-    limit: int
-
-
 class _Steps:
     """Writes down the launches of an :class:`ExpertCall`, in their order."""
 
@@ -177,7 +135,7 @@ class _Steps:
             products.up.plan(Problem(m=self._m, top_k=per_row)),
             products.down.plan(Problem(m=self._m)),
         )
-        self.scratch, self._workspaces = _scratch(products, self._plans)
+        self.scratch, self._workspaces = scratch_of(products, self._plans, _GIVEN)
 
     def write(self) -> None:
         """All of them."""
@@ -187,7 +145,7 @@ class _Steps:
             routings = routing, routing
         else:
             mask = ROW_MASKS[self._sizes.ids]
-            counted = _Counted(mask, _IDS, self._experts)
+            counted = Counted(mask, _IDS, self._experts)
             routings = self._align(self._plans[0]), self._align(self._plans[1])
         if self._products.activates:
             result = self._activating(routings)
@@ -205,12 +163,13 @@ class _Steps:
         read, written = (Memory(between.end) for _ in range(2))
         rows = self._first_rows(up, read, routings[0])
         result = written.part((self._rows, down.layer.n), self._sizes.dtype)
-        self._multiply(0, rows, routings[0], middle.x)
-        self._multiply(1, middle, routings[1], result)
+        spare = max(read.end, written.end)
+        self._multiply(0, rows, routings[0], middle.x, spare)
+        self._multiply(1, middle, routings[1], result, spare)
         return result
 
     def _multiplying(
-        self, routings: tuple[dict[str, Value], dict[str, Value]], counted: _Counted
+        self, routings: tuple[dict[str, Value], dict[str, Value]], counted: Counted
     ) -> Part:
         """Both products, and the function between them."""
         up, down = self._products
@@ -223,9 +182,10 @@ class _Steps:
             Memory(written.end).part((self._rows, product.layer.n), self._sizes.dtype)
             for product in (up, down)
         ]
-        self._multiply(0, rows, routings[0], results[0])
+        spare = max(result.end for result in results)
+        self._multiply(0, rows, routings[0], results[0], spare)
         self._activate(results[0], middle, counted)
-        self._multiply(1, middle, routings[1], results[1])
+        self._multiply(1, middle, routings[1], results[1], spare)
         return results[1]
 
     # -- where rows are ----------------------------------------------------------------------------
@@ -233,7 +193,7 @@ class _Steps:
     def _table(self, count: int) -> Part:
         return self._tables.part((count,), torch.int32)
 
-    def _sort(self) -> tuple[dict[str, Value], Part, _Counted]:
+    def _sort(self) -> tuple[dict[str, Value], Part, Counted]:
         sizes, wide = self._sizes, self._sizes.ids is torch.int64
         tables = {"sources": self._table(self._rows), "places": self._table(sizes.choices)}
         given: dict[str, Value] = {"ids": _IDS, "per_source": sizes.per_row, **tables}
@@ -246,7 +206,7 @@ class _Steps:
         self._core(route_spec(self._products.up.gemm, wide, self._around.arch), given)
         routing: dict[str, Value] = {"groups": groups, "sources": tables["sources"]}
         # Contiguous rows are counted as if all of them were one expert's.
-        return routing, tables["places"], _Counted(RowMask.COUNTS, rows, self._m)
+        return routing, tables["places"], Counted(RowMask.COUNTS, rows, self._m)
 
     def _align(self, plan: Plan) -> dict[str, Value]:
         """Both products sort the same choices: once, if their tiles are as high."""
@@ -276,13 +236,13 @@ class _Steps:
 
     # -- what products read ------------------------------------------------------------------------
 
-    def _rows_of(self, product: KernelLayer, rows: int, memory: Memory) -> _Rows:
+    def _rows_of(self, product: KernelLayer, rows: int, memory: Memory) -> Rows:
         """Memory for rows of a product."""
         dtype, k = self._sizes.dtype, product.layer.k
         if not product.operand.in_one_launch(dtype):
-            return _Rows(memory.part((rows, k), dtype), (rows, k), k * dtype.itemsize)
+            return Rows(memory.part((rows, k), dtype), (rows, k), k * dtype.itemsize)
         width, count = product.operand.quantizer.sizes
-        return _Rows(
+        return Rows(
             memory.part((rows, width), torch.uint8),
             (rows, width),
             width,
@@ -290,14 +250,14 @@ class _Steps:
             memory.part((rows, count), torch.float32) if count else None,
         )
 
-    def _first_rows(self, up: KernelLayer, memory: Memory, routing: dict[str, Value]) -> _Rows:
+    def _first_rows(self, up: KernelLayer, memory: Memory, routing: dict[str, Value]) -> Rows:
         """Hidden states as the first product reads them."""
         sizes, k = self._sizes, up.layer.k
         sources = sizes.choices // sizes.per_row  # rows of hidden states
         stride = k * sizes.dtype.itemsize
         table, quantizes = routing.get("sources"), up.operand.in_one_launch(sizes.dtype)
         if table is None and not quantizes:
-            return _Rows(_X, (sources, k), stride)
+            return Rows(_X, (sources, k), stride)
         rows = sources if table is None else self._rows
         found = self._rows_of(up, rows, memory)
         if quantizes:
@@ -307,7 +267,8 @@ class _Steps:
         spec, shape = self._around.spec("gather", rows, k)
         values: dict[str, Value] = {
             "x": _X, "x_stride": stride, "sources": table, "out": found.x, "limit": sources,
-            "rows": rows, "width": k,
+            "rows": rows, "width": k, "per_source": 1, "scales": None, "scales_out": None,
+            "groups": None, "groups_out": None, "group_count": 0,
         }  # fmt: skip
         self._own(spec, shape, values)
         return found
@@ -316,7 +277,7 @@ class _Steps:
         self,
         product: KernelLayer,
         x: tuple[Value, int],
-        rows: _Rows,
+        rows: Rows,
         choice: tuple[RowSource, Value, int],
         gating: Gating | None,
     ) -> None:
@@ -334,10 +295,15 @@ class _Steps:
 
     # -- products and what is between and behind ---------------------------------------------------
 
-    def _multiply(self, index: int, rows: _Rows, routing: dict[str, Value], out: Part) -> None:
+    def _multiply(  # budget: what the kernel reads and writes, and memory that is free
+        self, index: int, rows: Rows, routing: dict[str, Value], out: Part, spare: int
+    ) -> None:
         plan, product = self._plans[index], self._products[index]
-        spec, x = plan.kernel.spec, rows.x
+        spec = plan.kernel.spec
         per_row = self._sizes.per_row if index == 0 and not self._sorts else 1
+        if spec.ordered:
+            rows = self._ordered(spec, rows, (routing["slots"], per_row), spare)
+        x = rows.x
         mapped = ("x", "map") in spec.args
         values: dict[str, Value] = {
             **product.fixed(plan),
@@ -349,7 +315,29 @@ class _Steps:
         }  # fmt: skip
         self._own(spec, plan.shape, values)
 
-    def _activate(self, results: Part, middle: _Rows, counted: _Counted) -> None:
+    def _ordered(
+        self, kernel: KernelSpec, rows: Rows, sources: tuple[Value, int], spare: int
+    ) -> Rows:
+        """Rows in the order of sorted choices."""
+        stride, memory = rows.stride, Memory(spare)
+        out, scales, groups, count = memory.part((self._m, stride), torch.uint8), None, None, 0
+        if rows.scales is not None:
+            scales = memory.part((self._m,), torch.float32)
+        if rows.groups is not None:
+            count = rows.groups.shape[-1]
+            groups = memory.part((self._m, count), torch.float32)
+        spec, width = order_spec(kernel.arch), stride // CODE_BYTES
+        values: dict[str, Value] = {
+            "x": rows.x, "x_stride": stride, "sources": sources[0], "out": out,
+            "limit": rows.shape[0], "rows": self._m, "width": width, "per_source": sources[1],
+            "scales": rows.scales, "scales_out": scales, "groups": rows.groups,
+            "groups_out": groups, "group_count": count,
+        }  # fmt: skip
+        layer = replace(self._products.down.layer, n=width)
+        self._own(spec, spec.launch(Problem(m=self._m), layer), values)
+        return Rows(out, (self._m, stride), stride, scales, groups)
+
+    def _activate(self, results: Part, middle: Rows, counted: Counted) -> None:
         """The function, and codes of what it gives if the second product wants codes."""
         down, gating = self._products.down, self._around.gating
         (rows, inputs), width = results.shape, down.layer.k
@@ -377,23 +365,3 @@ class _Steps:
             "tokens": sizes.tokens, "top_k": sizes.top_k, "width": width, "places": places,
         }  # fmt: skip
         self._own(spec, shape, values)
-
-
-def _scratch(
-    products: ExpertProducts, plans: tuple[Plan, Plan]
-) -> tuple[list[tuple[KernelLayer, int]], tuple[Given | None, Given | None]]:
-    """Products to ask for scratch memory and how much, and which of it each product gets.
-
-    Kernels of one backend leave it as they find it, so both products can have the same.
-    """
-    (up, down), (first, second) = (
-        (plan.nbytes for plan in plans),
-        (Given(_GIVEN), Given(_GIVEN + 1)),
-    )
-    if not up:
-        return ([(products.down, down)], (None, first)) if down else ([], (None, None))
-    if not down:
-        return [(products.up, up)], (first, None)
-    if products.up.planner.backend.name == products.down.planner.backend.name:
-        return [(products.up, max(up, down))], (first, first)
-    return [(products.up, up), (products.down, down)], (first, second)

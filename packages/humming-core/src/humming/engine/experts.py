@@ -62,7 +62,8 @@ class ExpertKernels:
         spec, launch = self._kernel(("gather", RowMask.EVERY, _whole(width, x)))
         shape = spec.launch(Problem(m=rows), self._of_width(width))
         stride = width * x.element_size()
-        launch(shape, x, stride, found.sources, out, x.shape[0], rows, width)
+        sizes = x.shape[0], rows, width, 1
+        launch(shape, x, stride, found.sources, out, *sizes, None, None, None, None, 0)
         return out
 
     def gate(

@@ -230,6 +230,8 @@ class KernelLayer:
                 found = self._aligner(rows.routing, plan.kernel.spec)
                 known[plan.kernel.spec.row_tile] = found
             values |= {"groups": found.experts, "slots": found.slots, "row_tiles": found.row_tiles}
+            if plan.kernel.spec.ordered:
+                operand = self.ordered(plan, operand, found, top_k)
         self._launch(plan, operand, out, m, values)
         return out
 
@@ -264,6 +266,10 @@ class KernelLayer:
             CaptureError: it is not, in the capture of a graph.
         """
         return self._plans.get((problem.m, problem.top_k)) or self._new_plan(problem)
+
+    def ordered(self, plan: Plan, operand: Operand, found: Alignment, top_k: int) -> Operand:
+        """An operand's rows in the order that a plan's kernel reads them in."""
+        return self._aligner.order(operand, found.slots, top_k, plan.kernel.spec.arch)
 
     def fixed(self, plan: Plan) -> dict[str, Fixed]:
         """The arguments of a plan's kernel by name; those of calls have placeholders."""

@@ -77,6 +77,19 @@ struct Chunks {
     return raw;
   }
 
+  /// Stores the first `count` numbers as they were loaded.
+  static __device__ __forceinline__ void store(void* to, int count, Raw const& raw) {
+    if constexpr (kWhole) {
+#pragma unroll
+      for (int i = 0; i < kWords; i += 4) store_128(static_cast<u8*>(to) + 4 * i, raw.words + i);
+    } else {
+      auto* const numbers = static_cast<Bits*>(to);
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i)
+        if (i < count) numbers[i] = static_cast<Bits>(raw.words[i / kPerWord] >> i % kPerWord * 16);
+    }
+  }
+
   /// Rounds numbers and stores the first `count` of them.
   static __device__ __forceinline__ void store(void* to, int count, float const* from) {
     if constexpr (kWhole) {

@@ -21,7 +21,7 @@ struct CombineArguments {
 template <class Format, class Id, bool kWhole>
 __device__ void combine_rows(CombineArguments<Id> const& args) {
   using C = Chunks<Format, kWhole>;
-  let_next_begin();
+  let_next_begin_if_few();
   await_earlier();
   constexpr int kBatch = 4;  // rows under way at a time
   ChunkPlace const place = ChunkPlace::mine();

@@ -50,7 +50,7 @@ template <class P>
 __device__ void gate_rows(u8 const* x, i64 x_stride, u8* out, void const* mask, int limit, int rows,
                           int width) {
   using C = Chunks<typename P::Element, P::kWhole>;
-  let_next_begin();
+  let_next_begin_if_few();
   await_earlier();
   ChunkPlace const place = ChunkPlace::mine();
   int const count = width - place.first;

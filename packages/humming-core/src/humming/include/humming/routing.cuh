@@ -272,7 +272,7 @@ struct MaskedRows {
 template <class Id>
 __device__ void keep_choices(Id const* ids, int* sources, int* places, int* table, int choices,
                              int experts, int per_source) {
-  let_next_begin();
+  let_next_begin_if_few();
   await_earlier();
   ExpertIds<Id> const source{ids, experts};
   u32 const threads = gridDim.x * blockDim.x, end = u32(choices);
@@ -289,7 +289,7 @@ __device__ void keep_choices(Id const* ids, int* sources, int* places, int* tabl
 template <class Id, class Sink>
 __device__ void sort_choices(Id const* ids, Sink const& sink, int choices, int experts) {
   __shared__ AlignedExperts<Sink::kTile> shared;
-  let_next_begin();
+  let_next_begin_if_few();
   ExpertIds<Id> const source{ids, experts};
   u32 const thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
 

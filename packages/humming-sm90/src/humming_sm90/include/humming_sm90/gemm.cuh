@@ -68,7 +68,7 @@ __device__ __forceinline__ void gemm(Arguments const& args) {
   extern __shared__ __align__(1024) u8 dynamic[];
   Shared<P> const shared{shared_address(dynamic)};
   if (threadIdx.x == 0) {
-    if constexpr (!Plan<P>::kIndexed) prefetch_tensormap(args.x);
+    prefetch_tensormap(args.x);
     prefetch_tensormap(args.weight);
     for (int stage = 0; stage < P::kStages; ++stage) {
       mbarrier_init(shared.full(stage), Plan<P>::kFillers);

@@ -191,7 +191,6 @@ __device__ __forceinline__ void multiply_chunks(int steps, Shared<P> const& shar
   auto const multiply = [&](auto stage, auto next, u32 parity, u32 next_parity) {
     u64 const offset = u64(stage) * (L::kStageBytes / 16);
     if (!ready) mbarrier_wait(shared.full(stage), parity);
-    if constexpr (L::kIndexed) fence_proxy_async();  // threads wrote x, and MMAs will read it
 #pragma unroll
     for (int chunk = 0; chunk < kCount; ++chunk) {
       wgmma_fence();

@@ -75,7 +75,7 @@ __device__ __forceinline__ void gather_scales(Arguments const& args, Items<P> co
     if constexpr (P::kHasRowGroups) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i)
-        rows[i] = args.x_groups + source_row<P>(args, tile, 32 * i + lane) * steps + item.begin;
+        rows[i] = args.x_groups + scaled_row(tile, 32 * i + lane) * steps + item.begin;
     }
     float const* from = args.scales + (Index(tile.expert) * steps + item.begin) * blocks +
                         tile.column * P::kTileN / L::kBlockRows + lane;
@@ -94,23 +94,6 @@ __device__ __forceinline__ void gather_scales(Arguments const& args, Items<P> co
   });
 }
 
-/// Fills stages with rows of x that are chosen by index. Two warps call it, `warp` being 0 or 1.
-template <class P>
-__device__ __forceinline__ void gather_rows(Arguments const& args, Items<P> const& items,
-                                            Shared<P> const& shared, u32 warp) {
-  typename Plan<P>::Gather const rows(args.choices, shared.distances(), warp);
-  Ring<P::kStages> ring;
-  items.for_each([&](Item const& item) {
-    Tile const& tile = item.tile;
-    rows.look_up(tile.first, tile.count);
-    for (int step = item.begin; step < item.end; ++step) {
-      mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
-      rows.start(shared.x(ring.stage), tile.count, step * kStepK, args.k, shared.full(ring.stage));
-      ring.advance();
-    }
-  });
-}
-
 /// The part of the kernel for the warpgroup that copies.
 template <class P>
 __device__ __forceinline__ void produce(Arguments const& args, Items<P> const& items,
@@ -120,11 +103,7 @@ __device__ __forceinline__ void produce(Arguments const& args, Items<P> const& i
   if constexpr (Plan<P>::kGathersScales) {
     if (warp == 1) gather_scales(args, items, shared);
   }
-  if constexpr (Plan<P>::kIndexed) {
-    if (warp >= 2) gather_rows(args, items, shared, warp - 2);
-  } else {
-    if (threadIdx.x == 2 * 32) copy_rows(args, items, shared);
-  }
+  if (threadIdx.x == 2 * 32) copy_rows(args, items, shared);
 }
 
 }  // namespace humming::sm90

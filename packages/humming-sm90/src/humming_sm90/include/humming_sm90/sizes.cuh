@@ -21,7 +21,6 @@
 #pragma once
 
 #include <humming/gemm/sizes.cuh>
-#include <humming_sm90/gather.cuh>
 #include <humming_sm90/mbarrier.cuh>
 #include <humming_sm90/tma.cuh>
 #include <humming_sm90/wgmma.cuh>
@@ -45,8 +44,8 @@ inline constexpr int kPaddedN = 256;
 
 /// Arguments of the kernel; named as in humming.engine.arguments.
 struct Arguments {
-  TensorMap const* x;  // but of indexed problems
-  Choices choices;     // of these alone
+  TensorMap const* x;  // of indexed problems in the order of sorted choices, as its scales are
+  i32 const* slots;    // and where the results of these go
   float const* x_scales;
   float const* x_groups;
   TensorMap const* weight;
@@ -66,7 +65,8 @@ struct Arguments {
   template <GemmKind kKind, int kTokens>
   __device__ __forceinline__ int box_rows() const {
     if (kKind == GemmKind::kDense && m <= kTokens) return (m + 7) / 8 * 8;
-    int const mean = kKind == GemmKind::kGroupedContiguous ? (m + experts - 1) / experts : m;
+    constexpr bool kTogether = kKind == GemmKind::kGroupedContiguous || kKind == GemmKind::kIndexed;
+    int const mean = kTogether ? (m + experts - 1) / experts : m;
     return mean <= 16 ? 8 : mean <= 48 ? 16 : mean <= 96 ? 32 : mean <= 192 || kTokens == 64 ? 64 : 128;
   }
   __device__ __forceinline__ int padded_n() const {
@@ -104,11 +104,9 @@ struct Plan {
   static_assert(4 * kBlocks <= kBlockScaleBytes, "Plan: more scales of blocks than there is room for");
   static constexpr bool kGathersScales = P::kHasRowGroups || kBlocks > 0;
   static constexpr bool kIndexed = P::kKind == GemmKind::kIndexed;
-  /// Warps of the four that copy, less one for weights and one for scales.
-  using Gather = RowGather<P::kTokens, 2>;
-  /// Those who say that a stage is full: a thread for weights, a warp for scales that don't lie
-  /// together, and a thread for x, or two warps where its rows are chosen by index.
-  static constexpr int kFillers = 1 + 32 * kGathersScales + (kIndexed ? Gather::kFillers : 1);
+  /// Those who say that a stage is full: a thread for weights, another for x, and a warp for scales that
+  /// don't lie together.
+  static constexpr int kFillers = 2 + 32 * kGathersScales;
 
   // Shared memory, from a multiple of 1024 on.
   static constexpr int kWarpResultBytes = 16 * kRowBytes;  // 16 rows of 128 bytes of the result
@@ -116,8 +114,7 @@ struct Plan {
   static constexpr int kScales = kResults + kConsumerWarps * kWarpResultBytes;
   static constexpr int kRowScales = kScales + P::kStages * kScaleBytes;
   static constexpr int kBlockScales = kRowScales + P::kStages * kRowScaleBytes;
-  static constexpr int kDistances = kBlockScales + P::kStages * kBlockScaleBytes;
-  static constexpr int kFlag = kDistances + (kIndexed ? Gather::kSharedBytes : 0);
+  static constexpr int kFlag = kBlockScales + P::kStages * kBlockScaleBytes;
   static constexpr int kTold = kFlag + (P::kSplits > 1 ? 16 : 0);
   static constexpr int kFull = kTold + 16 * P::kStages;
   static constexpr int kEmpty = kFull + 8 * P::kStages;
@@ -145,7 +142,6 @@ struct Shared {
   __device__ __forceinline__ u32 result(u32 warp) const {
     return base + L::kResults + warp * L::kWarpResultBytes;
   }
-  __device__ __forceinline__ u32 distances() const { return base + L::kDistances; }
   __device__ __forceinline__ u32 flag() const { return base + L::kFlag; }
   /// Of the item that begins at a stage, if one does.
   __device__ __forceinline__ u32 told(u32 stage) const { return base + L::kTold + 16 * stage; }

@@ -61,7 +61,7 @@ class Epilogue {
   static constexpr int kPerChunk = 16 / kBytes;
   static constexpr int kColumns = kRowBytes / kBytes;  // of the result, at a time
   static constexpr int kCopies = 16 / 4;               // of four rows each
-  static constexpr bool kEarly = P::kScaleRows != 1 && !Plan<P>::kIndexed;
+  static constexpr bool kEarly = P::kScaleRows != 1;
   static constexpr int kOwn = Plan<P>::kOwnChunks * P::kChunkN;  // columns of a warpgroup, at most
   static_assert(P::kTileN % kColumns == 0, "Epilogue: a tile that is not whole rows of 128 bytes");
 
@@ -70,6 +70,7 @@ class Epilogue {
                                       Consumer const& place, Share<P> const& share)
       : args_(args), tile_(tile), place_(place), share_(share) {
     if constexpr (kEarly) load_factors();
+    if constexpr (Plan<P>::kIndexed) slot_ = __ldg(args.slots + scaled_row(tile, row(place.lane % 16)));
   }
 
   /// Stores the results; `shared` is the warp's own.
@@ -93,7 +94,7 @@ class Epilogue {
   __device__ __forceinline__ void load_factors() {
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      rows_[i] = __ldg(args_.x_scales + source_row<P>(args_, tile_, share_.row(place_) + 8 * i));
+      rows_[i] = __ldg(args_.x_scales + scaled_row(tile_, share_.row(place_) + 8 * i));
   }
 
   /// Results of the thread in 8 columns.
@@ -151,7 +152,10 @@ class Epilogue {
   /// the first is stored, since reading takes longer.
   __device__ __forceinline__ void copy(int first_n, int end, u32 shared) const {
     int const sixteen = place_.lane % 8, n = first_n + sixteen * kPerChunk;
-    int const first_row = place_.lane / 8, m = share_.first + 16 * (place_.warp % 4) + first_row;
+    int const first_row = place_.lane / 8, m = row(first_row);
+    Index rows[kCopies];
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) rows[i] = target(4 * i + first_row);
     if (n >= end) return;
     u32 words[kCopies][4];
 #pragma unroll
@@ -161,7 +165,7 @@ class Epilogue {
 #pragma unroll
     for (int i = 0; i < kCopies; ++i) {
       if (m + 4 * i >= tile_.count) break;
-      u8* const to = static_cast<u8*>(args_.out) + (target(m + 4 * i) * args_.n + n) * kBytes;
+      u8* const to = static_cast<u8*>(args_.out) + (rows[i] * args_.n + n) * kBytes;
       if (aligned) {
         store_128(to, words[i]);
       } else {
@@ -170,12 +174,17 @@ class Epilogue {
     }
   }
 
-  /// The row of the result of a row of the tile.
-  __device__ __forceinline__ Index target(int row) const {
+  /// The tile's row of the warp's row `own`.
+  __device__ __forceinline__ int row(int own) const {
+    return share_.first + 16 * (place_.warp % 4) + own;
+  }
+
+  /// The row of the result of the warp's row `own`. All lanes call it.
+  __device__ __forceinline__ Index target(int own) const {
     if constexpr (Plan<P>::kIndexed) {
-      return __ldg(args_.choices.slots + tile_.first + row);
+      return __shfl_sync(~0u, slot_, own);
     } else {
-      return tile_.first + row;
+      return tile_.first + row(own);
     }
   }
 
@@ -184,6 +193,7 @@ class Epilogue {
   Consumer const& place_;
   Share<P> const& share_;
   float rows_[2];
+  [[maybe_unused]] i32 slot_;  // of the warp's row number lane % 16
 };
 
 }  // namespace humming::sm90

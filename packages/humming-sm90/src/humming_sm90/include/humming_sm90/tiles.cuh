@@ -13,16 +13,10 @@ struct Tile {
   bool alone;   // all rows of the expert
 };
 
-/// The row of x, and of its scales, of row `row` of a tile; of rows behind the last that one's: their
-/// results are not stored.
-template <class P>
-__device__ __forceinline__ Index source_row(Arguments const& args, Tile const& tile, int row) {
-  Index const found = tile.first + (row < tile.count ? row : tile.count - 1);
-  if constexpr (Plan<P>::kIndexed) {
-    return args.choices.source(__ldg(args.choices.slots + found));
-  } else {
-    return found;
-  }
+/// The row of scales of x of row `row` of a tile; of rows behind the last that one's: their results are
+/// not stored.
+__device__ __forceinline__ Index scaled_row(Tile const& tile, int row) {
+  return tile.first + (row < tile.count ? row : tile.count - 1);
 }
 
 /// The tiles of a launch, of at most `kTokens` rows of x. Producers and consumers walk through them

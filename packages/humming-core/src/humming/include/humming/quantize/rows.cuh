@@ -447,7 +447,7 @@ struct RowQuantizer {
 /// Teams of threads, each with a row.
 template <class P>
 __device__ void quantize_rows(QuantizeArgs const& args, float reach) {
-  let_next_begin();
+  let_next_begin_if_few();
   await_earlier();
   i64 const row = i64(blockIdx.x) * P::kTeams + threadIdx.x / P::kThreads;
   if (row >= args.rows) return;

@@ -88,7 +88,6 @@ class Multiplier {
   /// Waits for the stage that the ring is at.
   __device__ __forceinline__ void load(RawWeights<P>& raw) const {
     mbarrier_wait(shared_.full(ring_.stage), ring_.parity);
-    if constexpr (L::kIndexed) fence_proxy_async();  // threads wrote x, and MMAs will read it
     weights_.load(ring_.stage, raw);
   }
 

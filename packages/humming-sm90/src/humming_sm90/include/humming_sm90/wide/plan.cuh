@@ -27,7 +27,6 @@
 #pragma once
 
 #include <humming/gemm/mainloop.cuh>
-#include <humming_sm90/gather.cuh>
 #include <humming_sm90/items.cuh>
 
 namespace humming::sm90::wide {
@@ -38,8 +37,8 @@ static_assert(kBlock == kGroupM, "a block is a warpgroup's");
 
 /// Arguments of the kernel; named as in humming.engine.arguments.
 struct Arguments {
-  TensorMap const* x;  // but of indexed problems
-  Choices choices;     // of these alone
+  TensorMap const* x;  // of indexed problems in the order of sorted choices, as its scales are
+  i32 const* slots;    // and where the results of these go
   float const* x_scales;
   u8 const* weight;
   u8 const* scales;
@@ -116,12 +115,9 @@ struct Plan {
 
   static constexpr bool kIndexed = P::kKind == GemmKind::kIndexed;
   static constexpr bool kHasRows = kPanelBytes > kCodeBytes;  // scales or zero points
-  /// Warps of the four that copy, less one for codes and one for scales.
-  using Gather = RowGather<P::kTokens, 2>;
-  /// Who says that a stage is full: of x, of codes (a thread for each panel, but one for both where
-  /// two warps gather), and a warp of scales and zero points.
-  static constexpr int kFillers =
-      (kIndexed ? Gather::kFillers + 1 : 1 + kPanels) + (kHasRows ? 32 : 0);
+  /// Who says that a stage is full: a thread of x, one of the codes of each panel, and a warp of scales
+  /// and zero points.
+  static constexpr int kFillers = 1 + kPanels + (kHasRows ? 32 : 0);
 
   // Shared memory, from a multiple of 1024 on.
   /// Of a warpgroup: so much of the result at a time, and as f32 no more than all of it.
@@ -129,10 +125,10 @@ struct Plan {
   static constexpr int kResults = P::kStages * kXBytes;
   static constexpr int kWeights = kResults + kPanels * kResultBytes;
   static constexpr int kPlaces = kWeights + P::kStages * kPanels * kPanelBytes;
-  /// Of a warpgroup: a factor of each row of a tile, and where it goes if rows are chosen by index.
-  static constexpr int kPlaceBytes = (kIndexed ? 8 : P::kHasRowScales ? 4 : 0) * P::kTokens;
-  static constexpr int kDistances = kPlaces + kPanels * kPlaceBytes;
-  static constexpr int kFlag = kDistances + (kIndexed ? Gather::kSharedBytes : 0);
+  /// Of a warpgroup: a factor of each row of a tile, then where it goes if rows are chosen by index.
+  static constexpr int kFactorBytes = (P::kHasRowScales ? 4 : 0) * P::kTokens;
+  static constexpr int kPlaceBytes = kFactorBytes + (kIndexed ? 4 : 0) * P::kTokens;
+  static constexpr int kFlag = kPlaces + kPanels * kPlaceBytes;
   static constexpr int kTold = kFlag + 16;
   static constexpr int kFull = kTold + 16 * P::kStages;
   static constexpr int kEmpty = kFull + 8 * P::kStages;
@@ -163,11 +159,10 @@ struct Shared {
   __device__ __forceinline__ u32 result(u32 group) const {
     return base + L::kResults + group * L::kResultBytes;
   }
-  /// Of each row of a tile the row of the result and the factor, for a warpgroup.
+  /// Of each row of a tile the factor, then of each the row of the result, for a warpgroup.
   __device__ __forceinline__ u32 places(u32 group) const {
     return base + L::kPlaces + group * L::kPlaceBytes;
   }
-  __device__ __forceinline__ u32 distances() const { return base + L::kDistances; }
   /// Of the item that begins at a stage, if one does.
   __device__ __forceinline__ u32 told(u32 stage) const { return base + L::kTold + 16 * stage; }
   __device__ __forceinline__ u32 flag() const { return base + L::kFlag; }

@@ -1,7 +1,6 @@
 // Who fills the ring: threads that start bulk copies of x and of codes, and a warp that copies scales
-// and zero points; where rows of x are chosen by index, two warps copy those. A thread starts some nine
-// bulk copies per microsecond (H200), and memory has a stage of 4-bit codes every 0.27 us: nobody may
-// have more than two of them to start for it.
+// and zero points. A thread starts some nine bulk copies per microsecond (H200), and memory has a stage
+// of 4-bit codes every 0.27 us: nobody may have more than two of them to start for it.
 #pragma once
 
 #include <humming_sm90/wide/plan.cuh>
@@ -168,24 +167,6 @@ __device__ __forceinline__ void fill(Arguments const& args, Items<P> const& item
   });
 }
 
-/// Fills stages with rows of x that are chosen by index. Both warps call it, `warp` being 0 or 1.
-template <class P>
-__device__ __forceinline__ void gather(Arguments const& args, Items<P> const& items,
-                                       Shared<P> const& shared, u32 warp) {
-  int const row_bytes = args.k * P::Target::kBits / 8;
-  typename Plan<P>::Gather const rows(args.choices, shared.distances(), warp);
-  Ring<P::kStages> ring;
-  items.for_each([&](Item const& item) {
-    rows.look_up(item.tile.first, item.tile.count);
-    int const count = multiplied<P>(item.tile);
-    for (int step = item.begin; step < item.end; ++step) {
-      mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
-      rows.start(shared.x(ring.stage), count, step * kRowBytes, row_bytes, shared.full(ring.stage));
-      ring.advance();
-    }
-  });
-}
-
 /// Fills the parts of stages that RowCopies knows. A warp calls it.
 template <class P>
 __device__ __forceinline__ void fill_rows(Arguments const& args, Items<P> const& items,
@@ -206,20 +187,14 @@ __device__ __forceinline__ void fill_rows(Arguments const& args, Items<P> const&
 template <class P>
 __device__ __forceinline__ void produce(Arguments const& args, Items<P> const& items,
                                         Shared<P> const& shared) {
-  constexpr bool kIndexed = Plan<P>::kIndexed;
   int const warp = threadIdx.x / 32;
   if constexpr (Plan<P>::kHasRows) {
     if (warp == 2) return fill_rows<P>(args, items, shared);
   }
-  if constexpr (kIndexed) {
-    if (warp == 0 || warp == 3) return gather<P>(args, items, shared, warp & 1);
-  }
   if (threadIdx.x % 32 != 0) return;
-  if (warp == 1) fill<P, CodeCopies<P, 0, kIndexed ? kPanels : 1>, true>(args, items, shared);
-  if constexpr (!kIndexed) {
-    if (warp == 0) fill<P, TokenCopies<P>>(args, items, shared);
-    if (warp == 3) fill<P, CodeCopies<P, 1, kPanels>>(args, items, shared);
-  }
+  if (warp == 0) fill<P, TokenCopies<P>>(args, items, shared);
+  if (warp == 1) fill<P, CodeCopies<P, 0, 1>, true>(args, items, shared);
+  if (warp == 3) fill<P, CodeCopies<P, 1, kPanels>>(args, items, shared);
 }
 
 }  // namespace humming::sm90::wide

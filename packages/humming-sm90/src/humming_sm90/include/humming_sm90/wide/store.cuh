@@ -26,11 +26,6 @@ __device__ __forceinline__ void store_shared_float(u32 to, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }
 
-/// st.shared.v2.u32
-__device__ __forceinline__ void store_shared_64(u32 to, u32 first, u32 second) {
-  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(first), "r"(second) : "memory");
-}
-
 /// What the epilogue does with the sums of a panel.
 template <class P>
 class Epilogue {
@@ -43,13 +38,11 @@ class Epilogue {
   /// Tokens at a time.
   static constexpr int kPass =
       L::kResultBytes / kOutBytes < P::kTokens ? L::kResultBytes / kOutBytes : P::kTokens;
-  /// Where rows are chosen by index, whether a thread keeps what it looks up of one.
-  static constexpr bool kKeepsPlace = L::kIndexed && P::kTokens <= kGroupThreads;
   /// Whether there are registers to load what does not depend on sums before they are there: it may
   /// come from memory, and while a warpgroup waits for it nobody asks for more weights.
   static constexpr bool kLoadsEarly = P::kTokens <= 128;
-  /// Whether factors of rows that lie together are copied to shared memory meanwhile.
-  static constexpr bool kCopiesFactors = P::kHasRowScales && !L::kIndexed;
+  /// Whether there are factors of rows, or places in the result, to copy to shared memory meanwhile.
+  static constexpr bool kCopies = L::kPlaceBytes > 0;
 
  public:
   /// `places` are the warpgroup's own.
@@ -57,15 +50,14 @@ class Epilogue {
                                       Consumer const& place, int panel, u32 places)
       : args_(args), tile_(tile), place_(place), first_n_(panel * kBlock), places_(places) {
     if constexpr (kLoadsEarly) load();
-    if constexpr (kCopiesFactors) copy_factors();
+    if constexpr (kCopies) copy_places();
   }
 
   /// Stores the results; `shared` is the warpgroup's own.
   __device__ __forceinline__ void store(Totals<P> const& totals, u32 shared) {
     int const barrier = 1 + place_.group;
     if constexpr (!kLoadsEarly) load();
-    if constexpr (kCopiesFactors) cp_async_wait_all();
-    if constexpr (L::kIndexed) write_places();
+    if constexpr (kCopies) cp_async_wait_all();
 #pragma unroll
     for (int first = 0; first < P::kTokens; first += kPass) {
       if (first >= tile_.count) break;
@@ -86,9 +78,6 @@ class Epilogue {
       if constexpr (P::kHasChannel) factors_[half] *= __ldg(args_.channel + row + 8 * half);
       if constexpr (P::kHasBias) biases_[half] = __ldg(args_.bias + row + 8 * half);
     }
-    if constexpr (kKeepsPlace) {
-      if (thread() < P::kTokens) look_up(thread(), slot_, scale_);
-    }
   }
 
   __device__ __forceinline__ u32 warp() const { return place_.warp % 4; }
@@ -100,44 +89,23 @@ class Epilogue {
 
   __device__ __forceinline__ int thread() const { return threadIdx.x % kGroupThreads; }
 
-  /// Where a row of the tile goes, and its factor; of one behind the last, those of that.
-  __device__ __forceinline__ void look_up(int token, i32& slot, float& scale) const {
-    int const row = token < tile_.count ? token : tile_.count - 1;
-    slot = __ldg(args_.choices.slots + tile_.first + row);
-    scale = 1.0f;
-    if constexpr (P::kHasRowScales) scale = __ldg(args_.x_scales + args_.choices.source(slot));
-  }
-
-  /// Writes where the tile's rows go and what their factors are; they are there after a barrier.
-  /// Behind the barrier before it everyone has read those of the tile before.
-  __device__ __forceinline__ void write_places() const {
-    named_barrier<kGroupThreads>(1 + place_.group);
-    if constexpr (kKeepsPlace) {
-      if (thread() < P::kTokens) store_shared_64(places_ + 8 * thread(), slot_, bits_of(scale_));
-    } else {
+  /// Starts copies of the factors of the tile's rows and of where they go, for those behind the last that
+  /// of the last. Factors of the tile before have been read: every thread has come through a barrier behind
+  /// that; places are read behind the last one.
+  __device__ __forceinline__ void copy_places() const {
+    if constexpr (L::kIndexed) named_barrier<kGroupThreads>(1 + place_.group);
 #pragma unroll 1
-      for (int token = thread(); token < P::kTokens; token += kGroupThreads) {
-        i32 slot;
-        float scale;
-        look_up(token, slot, scale);
-        store_shared_64(places_ + 8 * token, slot, bits_of(scale));
-      }
+    for (int token = thread(); token < P::kTokens; token += kGroupThreads) {
+      Index const row = tile_.first + (token < tile_.count ? token : tile_.count - 1);
+      if constexpr (P::kHasRowScales) cp_async_4(places_ + 4 * token, args_.x_scales + row);
+      if constexpr (L::kIndexed) cp_async_4(places_ + L::kFactorBytes + 4 * token, args_.slots + row);
     }
-  }
-
-  /// Starts copies of the factors of the tile's rows, for those behind the last that of the last. Those
-  /// of the tile before have been read: every thread has come through a barrier behind that.
-  __device__ __forceinline__ void copy_factors() const {
-    float const* const from = args_.x_scales + tile_.first;
-#pragma unroll 1
-    for (int token = thread(); token < P::kTokens; token += kGroupThreads)
-      cp_async_4(places_ + 4 * token, from + (token < tile_.count ? token : tile_.count - 1));
   }
 
   /// The row of the result of a token of the tile.
   __device__ __forceinline__ Index target(int token) const {
     if constexpr (L::kIndexed) {
-      return Index(load_shared_32(places_ + 8 * token));
+      return Index(load_shared_32(places_ + L::kFactorBytes + 4 * token));
     } else {
       return tile_.first + token;
     }
@@ -145,7 +113,7 @@ class Epilogue {
 
   /// The factor of a token, which may be one behind the tile's last.
   __device__ __forceinline__ float factor(int token) const {
-    return __uint_as_float(load_shared_32(places_ + (L::kIndexed ? 8 * token + 4 : 4 * token)));
+    return __uint_as_float(load_shared_32(places_ + 4 * token));
   }
 
   /// Results of the thread for 8 tokens, two of each of its rows.
@@ -252,8 +220,7 @@ class Epilogue {
   Consumer const& place_;
   int first_n_;
   u32 places_;
-  i32 slot_;
-  float scale_, factors_[2], biases_[2];
+  float factors_[2], biases_[2];
 };
 
 }  // namespace humming::sm90::wide
