@@ -118,6 +118,7 @@ class _Program:
                 else:
                     self._made.append(self._compile(builder, index, number + 1, index == first))
             blocks.append(self._block(number, first, following))
+        builder.start(builder.item, 0, _no_label)  # it outlives this program, in closures
         blocks.append(Block(len(self._entries) - 1, len(self._entries) - 1, _leave))
         return blocks
 
@@ -221,6 +222,10 @@ def _exchanges(item: Instruction) -> bool:
 def _name(item: Instruction) -> str:
     last = item.operands[-1]
     return last.name if isinstance(last, Symbol | Register) else ""
+
+
+def _no_label(name: str) -> int:
+    raise PtxError(f"the label {name} is looked up too late")
 
 
 def _leave(frame: Frame) -> int:
