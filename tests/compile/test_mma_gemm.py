@@ -133,9 +133,13 @@ def case_of(family: int, arch: str) -> Case:
 
 
 def archs_of(family: int) -> list[str]:
-    """The first two architectures, which differ, and by turns one of those like the second."""
+    """The first two architectures, which differ, and by turns one of those like the second.
+
+    Of families that leave activations as they are, every other one has such a third.
+    """
     archs = [arch for arch in PROFILES if int(arch[3:]) >= FAMILIES[family][2]]
-    return [*archs[:2], *archs[2 + family % 3 :][:1]]
+    third = bool(FAMILIES[family][1]) or family % 2
+    return [*archs[:2], *archs[2 + family % 3 :][: int(third)]]
 
 
 def builds_of(family: int) -> Iterator[Build]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from quantize_cases import POISON, Quantized, program, sample, stored_of
+from quantize_cases import POISON, Quantized, program, ptx_of, sample, stored_of
 from routing_cases import layer_of
 
 import humming_sim
@@ -34,7 +34,7 @@ DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 def ptx(text: str, source: str, k: int, options: QuantizeOptions) -> tuple[object, str]:
     arch = f"compute_{89 if options.native else 75}"
     spec = quantize_spec(ActivationScheme.parse(text), number_format(source), k, arch, options)
-    return spec, compile_program(program(spec, "ptx")).data.decode()
+    return spec, ptx_of(program(spec, "ptx"))
 
 
 def bits_of(x: torch.Tensor) -> npt.NDArray[np.generic]:
@@ -71,7 +71,7 @@ NO_TABLE = torch.empty(0, dtype=torch.int32), 0
 def gate_ptx(gating: Gating, source: str, whole: bool, native: bool) -> tuple[object, str]:
     arch = f"compute_{89 if native else 75}"
     spec = gate_spec(gating, number_format(source), RowMask.EVERY, whole, arch)
-    return spec, compile_program(program(spec, "ptx")).data.decode()
+    return spec, ptx_of(program(spec, "ptx"))
 
 
 def activated(gating: Gating, x: torch.Tensor, k: int, native: bool) -> torch.Tensor:

@@ -57,25 +57,30 @@ def check(ids: Ids, experts: int, row_tile: int, ctas: int = 0, seed: int | None
     align(ids, experts, row_tile, ctas, seed).check(expected(ids, experts, row_tile), row_tile)
 
 
-@pytest.mark.parametrize("experts", [1, 8, 128, 384, 1024])
+EXPERTS = (1, 8, 128, 384, 1024)
+#: Choices, row tile, CTAs.
+LAUNCHES = ((1, 8, 0), (70, 64, 0), (31, UNTILED, 1), (700, 128, 2))
+
+
+@pytest.mark.parametrize("number", range(5), ids=lambda number: str(EXPERTS[number]))
 @pytest.mark.parametrize("case", CASES)
-def test_slots_are_those_of_the_reference(case: str, experts: int) -> None:
-    rng = np.random.default_rng(experts)
-    for number, choices in enumerate((1, 31, 70, 700)):
-        wide = (number + experts) % 2 == 0
+def test_slots_are_those_of_the_reference(case: str, number: int) -> None:
+    """Each case meets each launch, and each number of experts two of them."""
+    rng, experts = np.random.default_rng(EXPERTS[number]), EXPERTS[number]
+    for place, (choices, row_tile, ctas) in enumerate(LAUNCHES[number % 2 :: 2]):
+        wide = (place + number // 2) % 2 == 0
         ids = CASES[case](rng, choices, experts).astype(np.int64 if wide else np.int32)
-        check(ids, experts, row_tile=(8, UNTILED, 64, 128)[number], ctas=(0, 1, 0, 2)[number])
+        check(ids, experts, row_tile, ctas)
 
 
 @pytest.mark.parametrize(("choices", "ctas"), [(40, 7), (900, 2), (2500, 3), (3000, 1), (500, 16)])
 @pytest.mark.parametrize("experts", [3, 384, 1024])
 def test_any_number_of_ctas_gives_the_same(experts: int, choices: int, ctas: int) -> None:
     ids = CASES["random"](np.random.default_rng(choices), choices, experts).astype(np.int32)
-    check(ids, experts, 16, ctas)
-    check(ids, experts, UNTILED, ctas)
+    check(ids, experts, 16 if (experts + ctas) % 2 else UNTILED, ctas)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("case", ["random", "remote", "one for all"])
 def test_warps_in_any_order_give_the_same(case: str, seed: int) -> None:
     ids = CASES[case](np.random.default_rng(seed), 1500, 24).astype(np.int32)

@@ -93,8 +93,9 @@ def complaints(spec: KernelSpec, binary: Binary) -> str:
 
 @pytest.mark.parametrize("family", range(len(FAMILIES)), ids=lambda f: "-x-".join(FAMILIES[f][:2]))
 def test_a_family_compiles_lean(family: int) -> None:
-    specs = specs_of(family)
-    assert len(specs) == 3
+    *narrow, widest = sorted(specs_of(family), key=lambda spec: spec.context.tuning.tile_n)  # type: ignore[attr-defined]
+    assert len(narrow) == 2
+    specs = [narrow[family % 2], widest]  # the widest has the fewest registers to spare
     programs = [workshop().program(spec, "cubin") for spec in specs]
     found = [complaints(*pair) for pair in zip(specs, compile_many(programs), strict=True)]
     assert not any(found), "\n".join(filter(None, found))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from humming.activations import quantize_rows
 from humming.backend import KernelSpec
 from humming.formats.activation import ActivationScheme
 from humming.formats.tensors import decode, scale_reach
-from humming.jit import HeaderRoots, Program, Renderer
+from humming.jit import HeaderRoots, Program, Renderer, compile_program
 from humming.jit.program import Kind
 from humming.quantizer import row_sizes
 
@@ -33,6 +34,12 @@ def program(spec: KernelSpec, kind: Kind) -> Program:
     source = RENDERER.render(spec.template, spec.context)
     headers = HEADERS.closure(source, spec.name)
     return Program(name=spec.name, source=source, arch=spec.arch, headers=headers, kind=kind)
+
+
+@cache
+def ptx_of(program: Program) -> str:
+    """Compiled once: many lengths of rows, and many options, have the same kernel."""
+    return compile_program(program).data.decode()
 
 
 def stored_of(scheme: ActivationScheme, rows: int = 1) -> torch.Tensor | None:

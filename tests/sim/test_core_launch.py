@@ -1,5 +1,7 @@
 """What a launch refuses, and how arguments arrive."""
 
+import gc
+
 import numpy as np
 import pytest
 from ptx_snippets import module, run
@@ -165,3 +167,16 @@ def test_faults_after_which_nothing_can_go_on_are_reported_whatever_is_checked(c
     with pytest.raises(humming_sim.SimulationFault) as fault:
         run(body, [ONE], checks=(), max_steps=100)
     assert fault.value.findings[0].check == check
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_launch_leaves_nothing_to_the_garbage_collector(seed):
+    body = "mov.u32 %r0, %tid.x; bar.sync 0; setp.lt.u32 %p0, %r0, 16; @%p0 bra DONE; DONE: ret;"
+    run(body, [ONE], seed=seed)  # what is made once
+    gc.collect()
+    gc.disable()
+    try:
+        run(body, [ONE], seed=seed)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

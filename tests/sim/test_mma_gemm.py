@@ -16,15 +16,13 @@ from gemm_data import call_of, weight_of
 from gemm_matrix import Case
 from gemm_oracle import limit
 from gemm_runs import check_calls, layer_of
-from wgmma_layers import config_of
+from wgmma_layers import config_of, in_order_of
 
-from humming.backend import LaunchShape
 from humming.configs import GemmKind
 from humming.engine.workshop import workshop
 from humming.formats.scheme import Zero
 from humming.formats.table import SCALE_FORMATS
 from humming.jit import compile_program
-from humming_sim.plugin import SimulatorRuntime
 from humming_sm75_sm89.backend import Sm75Sm89Backend
 from humming_sm75_sm89.tuning import MmaTuning
 
@@ -35,11 +33,9 @@ GENERATIONS = (T4, A100, L40S)
 #: Beside FP8 these two run the same PTX, as a test below says: what is tried there goes by turns.
 ALIKE = (A100, L40S)
 KINDS = tuple(GemmKind)
-#: By turns.
-ROWS = (1, 40)
+#: By turns: one row, part of a tile, several tiles.
+ROWS = (1, 13, 40)
 SHAPES = ((72, 200), (136, 328), (100, 392), (77, 261))
-#: Of the run in random order.
-SEEDED_ROWS = 13
 
 
 @dataclass(frozen=True)
@@ -48,6 +44,11 @@ class Trial:
 
     case: Case
     tuning: MmaTuning | None = None
+
+    @property
+    def m(self) -> int:
+        """Rows of activations; for a shape of warps more than one."""
+        return _turn(ROWS[1:] if self.tuning else ROWS, self.case.seed)
 
     def __str__(self) -> str:
         tuning = f"-{self.tuning}".replace(" ", "_").replace(",", "") if self.tuning else ""
@@ -112,7 +113,7 @@ FEW_BITS = (
     ("s2-channel-f32", "bf16", MmaTuning(warps_m=2, warps_k=1, tokens=16, stages=2)),
 )
 
-#: Fields of a Case that are tried on a T4 and on one of the others.
+#: Fields of a Case that are tried on one generation each, by turns.
 OPTIONS: Sequence[Mapping[str, Any]] = (
     {"act_order": True},
     {"act_order": True, "cut": "k1of3", "k": 384, "bias": True},
@@ -132,39 +133,44 @@ def _turn(choices: Sequence[Any], place: int) -> Any:
 
 def _case(source: str, weight: str, place: int, **fields: Any) -> Case:
     n, k = _turn(SHAPES, place)
-    dtype = "f16" if source == T4 or place % 3 == 0 else "bf16"
+    dtype = "f16" if source == T4 or place // 3 % 2 == 0 else "bf16"
     values = {"n": n, "k": k, "dtype": dtype, "bias": place % 2 == 1, **fields}
     return Case(source=source, weight=weight, **values)
 
 
+def _kind(place: int) -> GemmKind:
+    """By turns, but each shape meets each kind."""
+    return _turn(KINDS, place + place // 4)
+
+
 def _trials() -> Iterator[Trial]:
     for place, weight in enumerate(WEIGHTS):
-        yield Trial(_case(_turn(GENERATIONS, place), weight, place))
-        yield Trial(_case(_turn(GENERATIONS, place + 1), weight, place, kind=_turn(KINDS, place)))
-    for place, (weight, activation, source) in enumerate(PRODUCTS):
-        fields = {"activation": activation}
-        yield Trial(_case(source, weight, place, **fields))
-        newer = _turn(GENERATIONS[GENERATIONS.index(source) :], place)
-        yield Trial(_case(newer, weight, place + 1, kind=_turn(KINDS, place + 1), **fields))
+        yield Trial(_case(_turn(GENERATIONS, place), weight, place, kind=_kind(place)))
+    for place, (weight, activation, first) in enumerate(PRODUCTS):
+        source = _turn(GENERATIONS[GENERATIONS.index(first) :], place % 2 * place)
+        # One dynamic scale over all experts is refused.
+        kind = KINDS[0] if "-tensor-" in activation else _kind(place + 1)
+        yield Trial(_case(source, weight, place, activation=activation, kind=kind))
     for place, source in enumerate(GENERATIONS):
         for kind in KINDS:
-            yield Trial(_case(source, "u4-g128-f16", place, kind=kind))
             yield Trial(_case(source, "u4-g64-f16", place, kind=kind, activation="s8-token-f32"))
     for turn, tuning in enumerate(TUNINGS):
-        for place, source in enumerate((T4, _turn(ALIKE, turn))):
-            yield Trial(_case(source, "u4-g128-f16", place + 1), tuning)
-            yield Trial(_case(source, "s8-channel-f32", place, activation="s8-g64-f32"), tuning)
+        pair = (T4, _turn(ALIKE, turn // 2))
+        floats, integers = pair if turn % 2 else pair[::-1]
+        yield Trial(_case(floats, "u4-g128-f16", turn), tuning)
+        yield Trial(_case(integers, "s8-channel-f32", turn, activation="s8-g64-f32"), tuning)
     for place, tuning in enumerate(TUNINGS[1:5]):
-        folded, source = replace(tuning, folds=True), _turn(ALIKE, place)
-        yield Trial(_case(source, "u4+z-g64-bf16", place, dtype="bf16"), folded)
-        yield Trial(_case(source, "e2m1-g32-e8m0", place, dtype="bf16"), folded)
-    for place, (weight, dtype, tuning) in enumerate(FEW_BITS):
-        yield Trial(_case(_turn(ALIKE, place), weight, place, dtype=dtype), tuning)
-    for turn, (kind, tuning) in enumerate(zip(KINDS[1:], TUNINGS[-3:], strict=True)):
-        for place, source in enumerate((T4, _turn(ALIKE, turn))):
-            yield Trial(_case(source, "u4-g32-f16", place, kind=kind), tuning)
+        folded, source = replace(tuning, folds=True), _turn(ALIKE, place // 2)
+        weight = _turn(("u4+z-g64-bf16", "e2m1-g32-e8m0"), place)
+        yield Trial(_case(source, weight, place, dtype="bf16"), folded)
+    for place, (weight, dtype, few) in enumerate(FEW_BITS):
+        yield Trial(_case(_turn(ALIKE, place), weight, place, dtype=dtype), few)
+    for place, (kind, tuning) in enumerate(zip(KINDS[1:], TUNINGS[-3:], strict=True)):
+        yield Trial(_case(_turn(GENERATIONS, place), "u4-g32-f16", place, kind=kind), tuning)
     for number, fields in enumerate(OPTIONS):
-        for source in (T4, _turn(ALIKE, number)):
+        # Sums of another format are another instruction on a T4, anything else is code of one.
+        two = (T4, _turn(ALIKE, number)) if "accumulate" in fields else ()
+        for source in two or (_turn(GENERATIONS, number),):
             yield Trial(_case(source, **{"weight": "u4-g64-f16", "place": number, **fields}))
 
 
@@ -175,36 +181,14 @@ def _valid() -> list[Trial]:
 TRIALS = _valid()
 
 
-@pytest.fixture
-def seeded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list; while it holds a seed, warps run and copies complete in the order that it gives."""
-    seeds: list[int] = []
-    original = SimulatorRuntime.launch
-
-    def launch(
-        self: SimulatorRuntime,
-        kernel: object,
-        shape: LaunchShape,
-        args: Sequence[object],
-        options: Mapping[str, int],
-    ) -> None:
-        order = {"seed": seeds[-1]} if seeds else {}
-        original(self, kernel, shape, args, {**options, **order})
-
-    monkeypatch.setattr(SimulatorRuntime, "launch", launch)
-    return seeds
-
-
 @pytest.mark.parametrize("trial", TRIALS, ids=str)
-def test_every_component_equals_float64(trial: Trial, seeded: list[int]) -> None:
-    case = trial.case
+def test_every_component_equals_float64_in_any_order(trial: Trial) -> None:
+    case, m = trial.case, trial.m
     weight = weight_of(case, "cpu")
     layer = layer_of(case, weight, f"sim:{case.source}", trial.tuning)
+    call = call_of(case, weight, m, "cpu")
     most = limit(case.dtype, case.accumulate)
-    for m in (_turn(ROWS, case.seed), SEEDED_ROWS):
-        if m == SEEDED_ROWS:
-            seeded.append(case.seed % 1000)
-        call = call_of(case, weight, m, "cpu")
+    with in_order_of(case.seed % 1000):
         check_calls(layer, weight, case.activations, {f"M={m}": (call.x, call.routing)}, most)
 
 
@@ -231,6 +215,14 @@ def test_the_table_has_every_component() -> None:
         assert {c.kind for c in own} == set(GemmKind)
         assert any(c.act_order for c in own)
         assert any(c.accumulate for c in own)
+    met = {(c.source, c.kind, c.activations.format.bits < 16) for c in cases}
+    assert len(met) == len(GENERATIONS) * len(KINDS) * 2
+    assert {((c.n, c.k), c.kind) for c in cases} >= {(s, kind) for s in SHAPES for kind in KINDS}
+    assert {(t.case.kind, t.m) for t in TRIALS} == {(k, m) for k in KINDS for m in ROWS}
+    assert {(c.weight, c.activation) for c in cases} >= {
+        *((weight, "") for weight in WEIGHTS),
+        *((weight, activation) for weight, activation, _ in PRODUCTS),
+    }
     assert {c.scheme.zero for c in cases} == set(Zero)
     assert {c.scheme.scale.name for c in cases} == set(SCALE_FORMATS)
     assert {c.scheme.code.bits for c in cases} == set(range(1, 9))

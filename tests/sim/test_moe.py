@@ -80,10 +80,10 @@ def test_other_devices(device: str) -> None:
     compare(Oracle(*pair, function=GPT_OSS), "f16", m=3, device=device)
 
 
-@pytest.mark.parametrize("layout", [GemmKind.INDEXED, CONTIGUOUS])
-def test_gpt_oss_on_hopper(layout: GemmKind) -> None:
+def test_gpt_oss_on_hopper() -> None:
+    """Rows in the order of experts are below."""
     pair = weights_of("mxfp4", 4, 96, 72, GPT_OSS, bias=0.01)
-    compare(Oracle(*pair, function=GPT_OSS), m=9, device=H100, layout=layout)
+    compare(Oracle(*pair, function=GPT_OSS), m=9, device=H100, layout=GemmKind.INDEXED)
 
 
 def test_qwen() -> None:
@@ -185,7 +185,7 @@ def test_warming_up_asks_as_calls_do(monkeypatch: pytest.MonkeyPatch, weigh_inpu
 
 @pytest.mark.parametrize("device", [A100, H100])
 def test_rows_in_order(device: str) -> None:
-    pair = weights_of("mxfp4", 4, 128, 96, GPT_OSS, bias=0.01)
+    pair = weights_of("mxfp4", 4, 96, 72, GPT_OSS, bias=0.01)
     compare(Oracle(*pair, function=GPT_OSS), m=40, device=device, layout=CONTIGUOUS)
 
 

@@ -92,11 +92,10 @@ def _case(product: tuple[str, str], place: int, kind: GemmKind) -> tuple[Case, i
 
 def _trials() -> Iterator[Trial]:
     for place, product in enumerate(PRODUCTS):
-        yield Trial(*_case(product, place, DENSE), TILES[place % 3])
+        dense = (*TILES, *DENSE_TILES)[place % 9]
+        yield Trial(*_case(product, place, DENSE), dense)
         tile = TILES[(place + place // 3) % 3]
-        yield Trial(*_case(product, place + 1, KINDS[place % 3 + 1]), tile)
-        few = DENSE_TILES[place % len(DENSE_TILES)]
-        yield Trial(*_case(product, place + place // 6, DENSE), few)
+        yield Trial(*_case(product, place + 1 + place // 4, KINDS[place % 3 + 1]), tile)
 
 
 TRIALS = list(dict.fromkeys(_trials()))
@@ -142,7 +141,7 @@ def test_results_are_the_same_bits_in_any_order_of_events(place: int) -> None:
     assert torch.equal(together, shuffled)
 
 
-@pytest.mark.parametrize("product", [PRODUCTS[0], PRODUCTS[6], PRODUCTS[7]], ids="-x-".join)
+@pytest.mark.parametrize("product", [PRODUCTS[0], PRODUCTS[7]], ids="-x-".join)
 def test_a_row_has_the_same_bits_whatever_the_tile_and_the_other_rows(
     product: tuple[str, str],
 ) -> None:

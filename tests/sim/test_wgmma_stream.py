@@ -102,7 +102,8 @@ def _trials() -> Iterator[Trial]:
         kind = KINDS[place % 4]
         yield _trial(place, weight, _turn(CUTS, place), dtype=dtype, kind=kind)
     for place, (weight, activation) in enumerate(QUANTIZED):
-        tuning, kind = _turn(CUTS, place), KINDS[place % 4]
+        # Beside weights, so that each kind meets cuts with even and with odd numbers.
+        tuning, kind = _turn(CUTS, place), KINDS[(place + 1) % 4]
         yield _trial(place, weight, tuning, activation=activation, kind=kind)
     for place, weight in enumerate(FOLDED):
         tuning = replace(_turn(CUTS, place + 1), folds=True)
@@ -110,8 +111,6 @@ def _trials() -> Iterator[Trial]:
     for place, kind in enumerate((KINDS[1], KINDS[0])):
         tuning, activation = replace(_turn(CUTS, place), folds=True), "e4m3fn-token-f32"
         yield _trial(place, "e2m1-g32-e8m0", tuning, activation=activation, kind=kind)
-    for place, kind in enumerate(KINDS):
-        yield _trial(place + 1, "u4-g64-f16", _turn(CUTS, place), kind=kind, dtype="f16")
     for place, fields in enumerate(OPTIONS):
         tuning = replace(_turn(CUTS, place), stages=2)
         yield _trial(place, **{"weight": "u4-g64-f16", "tuning": tuning, "dtype": "f16", **fields})

@@ -113,9 +113,6 @@ def _trials() -> Iterator[Trial]:
     for place in range(len(PRODUCTS)):
         kind = KINDS[place % 4] if place % 4 < len(KINDS) else DENSE
         yield _trial(place, place, kind, TILES[place % len(TILES)])
-    # The products above are for each kind with each tile; these have scales of both formats.
-    for place, tile in enumerate(TILES):
-        yield _trial(place % 4, place, KINDS[place % 3], tile)
 
 
 TRIALS = list(dict.fromkeys(_trials()))

@@ -59,6 +59,10 @@ class Traffic:
     writes: set[int] = field(default_factory=set)
     copies: dict[int, int] = field(default_factory=dict)
 
+    def registers(self) -> set[int]:
+        """All of them."""
+        return {*self.reads, *self.writes, *self.copies, *self.copies.values()}
+
 
 class Builder:
     """Gives operands of the instruction being compiled.

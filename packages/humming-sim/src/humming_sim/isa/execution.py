@@ -43,8 +43,18 @@ def run_wave(
         PtxError, UnsupportedInstruction: as :func:`compile_kernel`.
         SimulationFault: at the first finding.
     """
+    machine = Machine(kernel, module.target, geometry, bindings.memory, options)
+    try:
+        return _run(machine, bindings, dynamic_bytes)
+    finally:
+        # All parts of a machine know it, and so does every compiled instruction: they are freed
+        # at once if it forgets them, and otherwise when the garbage collector comes by.
+        vars(machine).clear()
+
+
+def _run(machine: Machine, bindings: Bindings, dynamic_bytes: int) -> Report:
+    kernel, geometry = machine.kernel, machine.geometry
     with np.errstate(all="ignore"):
-        machine = Machine(kernel, module.target, geometry, bindings.memory, options)
         dynamic_at = align_up(kernel.shared_bytes, max([16, *kernel.dynamic.values()]))
         size = (
             dynamic_at + dynamic_bytes if kernel.dynamic or dynamic_bytes else kernel.shared_bytes

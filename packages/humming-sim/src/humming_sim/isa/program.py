@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,8 @@ def compile_kernel(machine: Machine, environment: Environment) -> list[Block]:
     """Compile every instruction of the machine's kernel.
 
     Registers that may be read before they are written are watched while the kernel runs; the
-    others need no watching, which the first compilation finds out.
+    others need no watching, which the kernel's first compilation finds out. After that the
+    instructions that have to do with watched registers are compiled once more.
 
     Raises:
         PtxError: for an instruction that is wrong.
@@ -34,12 +35,12 @@ def compile_kernel(machine: Machine, environment: Environment) -> list[Block]:
     entries = [find(item) for item in kernel.instructions]
     leaders = _leaders(kernel, entries)
     program = _Program(machine, environment, kernel, entries, leaders)
-    blocks = program.compile({})
-    suspects = program.suspects(blocks)
-    if suspects and machine.checks("uninitialised"):
-        watched = {index: np.zeros(machine.geometry.threads, np.bool_) for index in suspects}
-        blocks = program.compile(watched)
-    return blocks
+    if not machine.checks("uninitialised"):
+        return program.compile({})
+    if kernel.suspects is None:
+        kernel.suspects = program.suspects(program.compile({}))
+    threads = machine.geometry.threads
+    return program.compile({index: np.zeros(threads, np.bool_) for index in kernel.suspects})
 
 
 def _leaders(kernel: Kernel, entries: list[Entry]) -> list[int]:
@@ -67,6 +68,23 @@ def _names_all(item: Instruction, together: str | int) -> bool:
     return isinstance(mask, Immediate) and mask.value & FULL_MASK == FULL_MASK
 
 
+class _Made(NamedTuple):
+    """An instruction compiled, and what it does with registers."""
+
+    made: Any
+    guard: Callable[[Frame], Any] | None
+    mask: Callable[[Frame], Any] | None
+    traffic: Traffic
+
+    def step(self) -> Step:
+        step: Step = self.made
+        return step if self.guard is None else _guarded(step, self.guard)
+
+    def end(self, following: int) -> End:
+        end: End = self.made
+        return end if self.guard is None else _guarded_end(end, self.guard, following)
+
+
 class _Program:
     def __init__(
         self,
@@ -79,7 +97,7 @@ class _Program:
         self._machine, self._environment = machine, environment
         self._kernel, self._entries, self._leaders = kernel, entries, leaders
         self._block_at = {first: block for block, first in enumerate(leaders)}
-        self._traffic: list[Traffic] = []
+        self._made: list[_Made] = []
 
     def _block_of(self, label: str) -> int:
         where = self._kernel.labels.get(label)
@@ -88,38 +106,50 @@ class _Program:
         return self._block_at.get(where, len(self._leaders))
 
     def compile(self, watched: dict[int, npt.NDArray[np.bool_]]) -> list[Block]:
+        """All blocks; of what was compiled before, only what now is watched is compiled again."""
         builder = Builder(self._machine, self._environment, watched)
-        self._traffic = []
+        earlier, self._made = self._made, []
         blocks = []
         for number, first in enumerate(self._leaders):
             following = [*self._leaders[1:], len(self._entries)][number]
-            blocks.append(self._compile_block(builder, number, first, following))
+            for index in range(first, following):
+                if earlier and earlier[index].traffic.registers().isdisjoint(watched):
+                    self._made.append(earlier[index])
+                else:
+                    self._made.append(self._compile(builder, index, number + 1, index == first))
+            blocks.append(self._block(number, first, following))
+        builder.start(builder.item, 0, _no_label)  # it outlives this program, in closures
         blocks.append(Block(len(self._entries) - 1, len(self._entries) - 1, _leave))
         return blocks
 
-    def _compile_block(self, builder: Builder, number: int, first: int, following: int) -> Block:
+    def _compile(self, builder: Builder, index: int, following: int, leads: bool) -> _Made:
+        item, entry = self._kernel.instructions[index], self._entries[index]
+        builder.start(item, following, self._block_of)
+        mask = None
+        if leads and isinstance(entry.together, int):
+            mask = builder.read(item.operands[entry.together], "u32")
+        guard = None if item.guard is None else builder.read(item.guard, "pred")
+        try:
+            made = entry.compile(item, builder)
+        except PtxError as error:
+            if error.line:
+                raise
+            raise type(error)(error.reason, item.line, item.text) from None
+        return _Made(made, guard, mask, builder.traffic)
+
+    def _block(self, number: int, first: int, following: int) -> Block:
         block = Block(first, following - 1, lambda frame: number + 1)
         for index in range(first, following):
-            item, entry = self._kernel.instructions[index], self._entries[index]
-            builder.start(item, number + 1, self._block_of)
-            block.exchanges |= _exchanges(item)
+            entry, made = self._entries[index], self._made[index]
+            block.exchanges |= _exchanges(self._kernel.instructions[index])
             if index == first and entry.together is not None:
                 block.gather = True
-                if isinstance(entry.together, int):
-                    block.mask = builder.read(item.operands[entry.together], "u32")
-            guard = None if item.guard is None else builder.read(item.guard, "pred")
-            try:
-                made: Any = entry.compile(item, builder)
-            except PtxError as error:
-                if error.line:
-                    raise
-                raise type(error)(error.reason, item.line, item.text) from None
+                if made.mask is not None:
+                    block.mask = made.mask
             if entry.ends:
-                block.end = made if guard is None else _guarded_end(made, guard, number + 1)
+                block.end = made.end(number + 1)
             else:
-                step = made if guard is None else _guarded(made, guard)
-                block.steps.append((index, step))
-            self._traffic.append(builder.traffic)
+                block.steps.append((index, made.step()))
         return block
 
     # ------------------------------------------------------- registers that nothing wrote
@@ -145,7 +175,7 @@ class _Program:
     def _flow(self, block: Block, defined: int, suspects: set[int]) -> int:
         """Registers written for certain after a block; adds what it reads unwritten."""
         for index in range(block.first, block.last + 1):
-            traffic = self._traffic[index]
+            traffic = self._made[index].traffic
             suspects |= {r for r in traffic.reads if not defined >> r & 1}
             if self._kernel.instructions[index].guard is None:
                 for register in traffic.writes:
@@ -174,7 +204,7 @@ class _Program:
 
     def _close(self, suspects: set[int]) -> set[int]:
         """With the registers that suspects are copied from."""
-        copies = [pair for traffic in self._traffic for pair in traffic.copies.items()]
+        copies = [pair for made in self._made for pair in made.traffic.copies.items()]
         grown = True
         while grown:
             more = {source for target, source in copies if target in suspects}
@@ -192,6 +222,10 @@ def _exchanges(item: Instruction) -> bool:
 def _name(item: Instruction) -> str:
     last = item.operands[-1]
     return last.name if isinstance(last, Symbol | Register) else ""
+
+
+def _no_label(name: str) -> int:
+    raise PtxError(f"the label {name} is looked up too late")
 
 
 def _leave(frame: Frame) -> int:

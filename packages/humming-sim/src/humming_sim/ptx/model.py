@@ -161,6 +161,7 @@ class Kernel:
         shared, local: variables by name; offsets start at 0 in each space.
         dynamic: name and alignment of the ``.extern .shared`` array, if any.
         directives: performance directives, "maxntid": (128, 1, 1) and so on.
+        suspects: registers that some path may read unwritten; None until it was compiled once.
     """
 
     name: str
@@ -177,6 +178,7 @@ class Kernel:
     local_bytes: int = 0
     dynamic: dict[str, int] = field(default_factory=dict)
     directives: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    suspects: set[int] | None = field(default=None, compare=False)
 
 
 @dataclass
