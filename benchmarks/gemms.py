@@ -258,8 +258,7 @@ class Product:
         if self.work.kind is GemmKind.INDEXED:
             assert inputs.routing is not None, "indexed products have ids"
             aligner = Aligner(kernels.site, kernels.layer)
-            found = aligner(inputs.routing.contiguous(), plan.kernel.spec)
-            values |= {"groups": found.experts, "slots": found.slots, "row_tiles": found.row_tiles}
+            values |= aligner.values(inputs.routing.contiguous(), plan.kernel.spec, {})
         changed = [values.get(name) for name in plan.kernel.extras]
         out = inputs.x.new_empty(problem.m, self.work.n)
 

@@ -273,6 +273,8 @@ class KernelSpec:
         entry: name of the kernel in the source.
         maps: by name of each argument of kind "map", what describes its tensor.
         packages: further packages whose templates and headers its source uses.
+        sorts: an indexed kernel finds the tiles of up to so many choices by itself, from their ids;
+            then "id_words" is among its arguments. 0: choices are always sorted for it.
     """
 
     name: str
@@ -286,6 +288,7 @@ class KernelSpec:
     entry: str = "kernel"
     maps: Mapping[str, MapOf] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
+    sorts: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from humming.engine.site import Site
 from humming.engine.workshop import workshop
 from humming.routing import align_spec, aligned_sizes, route_spec
 
-__all__ = ["Aligner", "Alignment", "SortedChoices", "Sorter", "align_specs"]
+__all__ = ["Aligner", "Alignment", "SortedChoices", "Sorter", "align_specs", "id_words"]
 
 #: Arguments of the kernel, in the order of a call.
 _ARGS = ("ids", "slots", "tile_experts", "row_tiles", "choices", "experts")
@@ -59,6 +59,25 @@ class Aligner:
         launch(shape, ids, found.slots, found.experts, found.row_tiles, choices, experts)
         return found
 
+    def values(
+        self, ids: torch.Tensor, kernel: KernelSpec, known: dict[int, Alignment]
+    ) -> dict[str, object]:
+        """Arguments of a kernel that say which tiles there are.
+
+        Args:
+            ids, kernel: as of a call, which is left out if the kernel sorts so few by itself.
+            known: what these ids were sorted into, by row tile; taken from and added to.
+        """
+        if ids.numel() <= kernel.sorts:
+            return {"groups": ids, "id_words": id_words(ids.dtype)}
+        found = known.get(kernel.row_tile)
+        if found is None:
+            known[kernel.row_tile] = found = self(ids, kernel)
+        return {
+            "groups": found.experts, "slots": found.slots, "row_tiles": found.row_tiles,
+            "id_words": 0,
+        }  # fmt: skip
+
     def _kernel(self, row_tile: int, arch: str, wide: bool) -> tuple[KernelSpec, PreparedLaunch]:
         key = row_tile, arch, wide
         if key not in self._kernels:
@@ -72,6 +91,11 @@ class Aligner:
                 launch = site.runtime.prepare(handle, kinds, [None] * len(kinds), {}, order)
             self._kernels[key] = spec, launch
         return self._kernels[key]
+
+
+def id_words(dtype: torch.dtype) -> int:
+    """32-bit words of an id."""
+    return dtype.itemsize // 4
 
 
 def align_specs(kernels: Iterable[KernelSpec]) -> list[KernelSpec]:

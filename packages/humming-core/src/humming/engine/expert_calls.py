@@ -9,6 +9,7 @@ import torch
 
 from humming.backend import KernelSpec, LaunchShape, Problem
 from humming.configs import GemmKind
+from humming.engine.aligning import id_words
 from humming.engine.expert_products import ExpertProducts
 from humming.engine.experts import ROW_MASKS, ExpertKernels
 from humming.engine.kernel_layer import KernelLayer, Plan
@@ -249,8 +250,15 @@ class _Steps:
         return routing, tables["places"], _Counted(RowMask.COUNTS, rows, self._m)
 
     def _align(self, plan: Plan) -> dict[str, Value]:
-        """Both products sort the same choices: once, if their tiles are as high."""
+        """Choices sorted for a product, once for both if their tiles are as high; or unsorted."""
         kernel, sizes = plan.kernel.spec, self._sizes
+        if sizes.choices <= kernel.sorts:
+            return {
+                "groups": _IDS,
+                "slots": None,
+                "row_tiles": None,
+                "id_words": id_words(sizes.ids),
+            }
         found = self._alignments.get(kernel.row_tile)
         if found is None:
             spec = align_spec(kernel.row_tile, sizes.ids is torch.int64, kernel.arch)
@@ -259,6 +267,7 @@ class _Steps:
                 "slots": self._table(lengths.slots),
                 "groups": self._table(lengths.row_tiles),
                 "row_tiles": self._table(1),
+                "id_words": 0,
             }
             self._core(spec, {"ids": _IDS, "tile_experts": found["groups"], **found})
             self._alignments[kernel.row_tile] = found
