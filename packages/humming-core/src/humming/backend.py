@@ -273,8 +273,7 @@ class KernelSpec:
         entry: name of the kernel in the source.
         maps: by name of each argument of kind "map", what describes its tensor.
         packages: further packages whose templates and headers its source uses.
-        sorts: an indexed kernel finds the tiles of up to so many choices by itself, from their ids;
-            then "id_words" is among its arguments. 0: choices are always sorted for it.
+        sorts: choices up to which an indexed kernel needs no sorted ones; see "id_words" there.
     """
 
     name: str

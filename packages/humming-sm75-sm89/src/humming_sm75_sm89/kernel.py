@@ -10,10 +10,9 @@ from humming.errors import ConfigError
 from humming.formats.number import NumberFormat
 from humming.formats.scheme import Zero
 from humming.profiles import DeviceProfile
-from humming.routing import MAX_EXPERTS
 from humming.scheduling import Axis, Partition, Split
 from humming_sm75_sm89.folding import can_fold
-from humming_sm75_sm89.launches import FEW_CHOICES, Cut, launch_of, workspace_of
+from humming_sm75_sm89.launches import FEW_CHOICES, FEW_EXPERTS, Cut, launch_of, workspace_of
 from humming_sm75_sm89.layout import MmaLayout
 from humming_sm75_sm89.tuning import COUNTER_BYTES
 
@@ -159,7 +158,7 @@ def _check(profile: DeviceProfile, layer: LayerConfig, layout: MmaLayout, tuning
 def _sorts_few(layer: LayerConfig, compute: ComputeConfig, tuning: Cut) -> bool:
     """Whether the kernel finds the tiles of few choices by itself."""
     whole = tuning.partition.split is Split.DATA_PARALLEL
-    return compute.gemm is GemmKind.INDEXED and whole and layer.experts <= MAX_EXPERTS
+    return compute.gemm is GemmKind.INDEXED and whole and layer.experts <= FEW_EXPERTS
 
 
 def _has_row_scales(layer: LayerConfig) -> bool:

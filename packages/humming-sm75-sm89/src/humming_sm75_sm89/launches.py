@@ -18,6 +18,7 @@ from humming_sm75_sm89.tuning import COUNTER_BYTES
 
 __all__ = [
     "FEW_CHOICES",
+    "FEW_EXPERTS",
     "Cut",
     "launch_of",
     "routing_bytes",
@@ -26,8 +27,8 @@ __all__ = [
     "workspace_of",
 ]
 
-#: Choices that a warp sorts; twin of ``FewChoices::kMost``.
-FEW_CHOICES = 32
+#: Choices that a warp sorts, and experts that it can tell apart; twins of ``FewChoices``.
+FEW_CHOICES, FEW_EXPERTS = 32, 1 << 16
 
 #: SMs of a device whose profile does not say.
 _SOME_SMS = 64

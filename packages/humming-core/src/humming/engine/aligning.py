@@ -13,7 +13,7 @@ from humming.engine.site import Site
 from humming.engine.workshop import workshop
 from humming.routing import align_spec, aligned_sizes, route_spec
 
-__all__ = ["Aligner", "Alignment", "SortedChoices", "Sorter", "align_specs", "id_words"]
+__all__ = ["Aligner", "Alignment", "SortedChoices", "Sorter", "align_specs"]
 
 #: Arguments of the kernel, in the order of a call.
 _ARGS = ("ids", "slots", "tile_experts", "row_tiles", "choices", "experts")
@@ -69,7 +69,7 @@ class Aligner:
             known: what these ids were sorted into, by row tile; taken from and added to.
         """
         if ids.numel() <= kernel.sorts:
-            return {"groups": ids, "id_words": id_words(ids.dtype)}
+            return {"groups": ids, "id_words": ids.itemsize // 4}
         found = known.get(kernel.row_tile)
         if found is None:
             known[kernel.row_tile] = found = self(ids, kernel)
@@ -91,11 +91,6 @@ class Aligner:
                 launch = site.runtime.prepare(handle, kinds, [None] * len(kinds), {}, order)
             self._kernels[key] = spec, launch
         return self._kernels[key]
-
-
-def id_words(dtype: torch.dtype) -> int:
-    """32-bit words of an id."""
-    return dtype.itemsize // 4
 
 
 def align_specs(kernels: Iterable[KernelSpec]) -> list[KernelSpec]:

@@ -9,7 +9,6 @@ import torch
 
 from humming.backend import KernelSpec, LaunchShape, Problem
 from humming.configs import GemmKind
-from humming.engine.aligning import id_words
 from humming.engine.expert_products import ExpertProducts
 from humming.engine.experts import ROW_MASKS, ExpertKernels
 from humming.engine.kernel_layer import KernelLayer, Plan
@@ -253,22 +252,15 @@ class _Steps:
         """Choices sorted for a product, once for both if their tiles are as high; or unsorted."""
         kernel, sizes = plan.kernel.spec, self._sizes
         if sizes.choices <= kernel.sorts:
-            return {
-                "groups": _IDS,
-                "slots": None,
-                "row_tiles": None,
-                "id_words": id_words(sizes.ids),
-            }
+            return {"groups": _IDS, "id_words": sizes.ids.itemsize // 4}
         found = self._alignments.get(kernel.row_tile)
         if found is None:
             spec = align_spec(kernel.row_tile, sizes.ids is torch.int64, kernel.arch)
             lengths = aligned_sizes(sizes.choices, self._experts, kernel.row_tile)
             found = {
-                "slots": self._table(lengths.slots),
+                "slots": self._table(lengths.slots), "row_tiles": self._table(1),
                 "groups": self._table(lengths.row_tiles),
-                "row_tiles": self._table(1),
-                "id_words": 0,
-            }
+            }  # fmt: skip
             self._core(spec, {"ids": _IDS, "tile_experts": found["groups"], **found})
             self._alignments[kernel.row_tile] = found
         return found

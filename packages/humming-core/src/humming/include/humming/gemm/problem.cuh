@@ -14,9 +14,9 @@ struct FewChoices {
   static constexpr int kWords = kMost + 1;
   static constexpr u32 kAll = 0xffffffffu;
 
-  /// In shared memory, of each choice, from the highest bit: expert, row of x, row of tiles, and row in that,
-  /// 5 bits each but the first; or -1 if it is nobody's. Behind them: how many rows of tiles there are.
-  /// One warp writes and reads them.
+  /// In shared memory, of each choice, from bit 15, 10, 5 and 0 on: expert, row of x, row of tiles, and row in
+  /// that; or -1 if it is nobody's. Behind them: how many rows of tiles there are. One warp writes and reads
+  /// them.
   int* words;
 
   __device__ __forceinline__ int& rows() const { return words[kMost]; }
