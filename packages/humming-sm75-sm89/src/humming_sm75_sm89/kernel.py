@@ -156,8 +156,11 @@ def _check(profile: DeviceProfile, layer: LayerConfig, layout: MmaLayout, tuning
 
 
 def _sorts_few(layer: LayerConfig, compute: ComputeConfig, tuning: Cut) -> bool:
-    """Whether the kernel finds the tiles of few choices by itself."""
-    whole = tuning.partition.split is Split.DATA_PARALLEL
+    """Whether the kernel finds the tiles of few choices by itself.
+
+    Those with an act-order have no registers left for it.
+    """
+    whole = tuning.partition.split is Split.DATA_PARALLEL and not layer.act_order
     return compute.gemm is GemmKind.INDEXED and whole and layer.experts <= FEW_EXPERTS
 
 
