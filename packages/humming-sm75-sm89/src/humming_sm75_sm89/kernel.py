@@ -125,7 +125,7 @@ def gemm_spec(
         tuning=tuning,
         partition=tuning.partition,
         raster_axis=Axis.COLUMNS,
-        sorts_few=_sorts_few(layer, compute, tuning),
+        sorts_few=_sorts_few(compute, layout, tuning),
         counter_bytes=COUNTER_BYTES,
         shared_bytes=tuning.shared_bytes(
             activation.format.bits, layer.output.bits, experts=layer.experts > 0
@@ -155,13 +155,13 @@ def _check(profile: DeviceProfile, layer: LayerConfig, layout: MmaLayout, tuning
         raise ConfigError("folds", True, f"False for {layer}: its scales don't fit into operands")
 
 
-def _sorts_few(layer: LayerConfig, compute: ComputeConfig, tuning: Cut) -> bool:
+def _sorts_few(compute: ComputeConfig, layout: MmaLayout, tuning: Cut) -> bool:
     """Whether the kernel finds the tiles of few choices by itself.
 
-    Those with an act-order have no registers left for it.
+    Those with an order have no registers left for it.
     """
-    whole = tuning.partition.split is Split.DATA_PARALLEL and not layer.act_order
-    return compute.gemm is GemmKind.INDEXED and whole and layer.experts <= FEW_EXPERTS
+    whole = tuning.partition.split is Split.DATA_PARALLEL and not layout.has_order
+    return compute.gemm is GemmKind.INDEXED and whole and layout.experts <= FEW_EXPERTS
 
 
 def _has_row_scales(layer: LayerConfig) -> bool:
