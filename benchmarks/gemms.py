@@ -20,7 +20,7 @@ import humming
 from humming.activations import quantize_activation
 from humming.backend import KernelBackend, KernelSpec
 from humming.configs import ComputeConfig, GemmKind, TuningConfig
-from humming.engine.aligning import Aligner, align_specs
+from humming.engine.aligning import Aligner, Alignment, align_specs
 from humming.engine.choice import Planner
 from humming.engine.kernel_layer import KernelLayer
 from humming.engine.operand import Operand
@@ -259,16 +259,17 @@ class Product:
         if self.work.kind is GemmKind.INDEXED:
             assert inputs.routing is not None, "indexed products have ids"
             aligner = Aligner(kernels.site, kernels.layer)
-            found = aligner(inputs.routing.contiguous(), plan.kernel.spec)
-            values |= {"groups": found.experts, "slots": found.slots, "row_tiles": found.row_tiles}
+            known: dict[int, Alignment] = {}
+            values |= aligner.values(inputs.routing.contiguous(), plan.kernel.spec, known)
             if plan.kernel.spec.ordered:  # a launch more
+                found = known[plan.kernel.spec.row_tile]
                 order = partial(kernels.ordered, plan, operand, found, problem.top_k)
         out, extras = inputs.x.new_empty(problem.m, self.work.n), plan.kernel.extras
 
         def run() -> torch.Tensor:
             rows = operand if order is None else order()
-            found = {**values, "x_scales": rows.scales, "x_groups": rows.groups}
-            changed = [found.get(name) for name in extras]
+            given = {**values, "x_scales": rows.scales, "x_groups": rows.groups}
+            changed = [given.get(name) for name in extras]
             plan.launch(plan.shape, rows.x, rows.stride, out, problem.m, *changed)
             return out
 

@@ -17,7 +17,7 @@ from humming.engine import Site, launches
 from humming.errors import CaptureError, ConfigError
 from humming_sim.plugin import SimulatorRuntime
 
-H100 = "sim:nvidia-h100"
+A100, H100 = "sim:nvidia-a100", "sim:nvidia-h100"
 BF16 = torch.bfloat16
 INDEXED, SORTED = GemmKind.INDEXED, GemmKind.GROUPED_CONTIGUOUS
 H, WIDTH, E = 256, 128, 4
@@ -87,6 +87,16 @@ def test_a_call_launches_this_and_no_more(launched: list[Launched], case: str) -
         layer(x, ids.int(), weights)
         assert names(launched) == wanted
     assert {call.launches for call in layer._calls.values()} == {len(wanted)}
+
+
+def test_few_choices_are_not_sorted_if_kernels_do_it(launched: list[Launched]) -> None:
+    layer = moe("u4-g128-bf16", device=A100, layout=INDEXED)
+    for m, aligned in ((1, []), (16, []), (17, ["align_rows"])):
+        x, ids, weights = inputs(m)
+        for given in (ids, ids.int()):
+            launched.clear()
+            layer(x, given, weights)
+            assert names(launched) == [*aligned, "gemm", "gemm", "combine_rows"]
 
 
 def test_both_products_share_the_sorting_if_their_tiles_are_alike(
@@ -250,11 +260,12 @@ def test_an_expert_map_keeps_the_width_of_ids(launched: list[Launched]) -> None:
 
 def test_launches_that_need_other_steps_take_them(launched: list[Launched]) -> None:
     """Rows of 44 numbers of 16 bits are no multiple of 16 bytes: they are copied."""
-    layer = QuantMoE(*weights_of("u8-channel-f32", 3, 44, 27), device="sim:nvidia-a100")
-    ids, weights = router(4, 2, 3)
-    layer(hidden_of(4, 44, BF16), ids, weights)
-    assert not layer._calls
-    assert len(launched) == 5
+    layer = QuantMoE(*weights_of("u8-channel-f32", 3, 44, 27), device=A100)
+    for m, count in ((4, 4), (17, 5)):  # so few choices need not be sorted
+        launched.clear()
+        layer(hidden_of(m, 44, BF16), *router(m, 2, 3))
+        assert not layer._calls
+        assert len(launched) == count
 
 
 def test_nothing_is_loaded_in_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:

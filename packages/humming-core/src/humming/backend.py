@@ -258,9 +258,8 @@ class KernelSpec:
 
     Attributes:
         name: stable and for people, ``"BACKEND.gemm.bf16_u4_g128"``; fit for a file name.
-        template: path of a Jinja template inside a backend package, ``"PACKAGE/gemm.cu.j2"``. If it
-            calls await_earlier() of ``humming/overlap.cuh``, which says what that asks for, its
-            kernel may begin while the one before it in the stream still runs; no other does.
+        template: path of a Jinja template in a backend package, ``"PACKAGE/gemm.cu.j2"``. Kernels of
+            those that call await_earlier() may begin early; see ``humming/overlap.cuh``.
         context: frozen dataclass whose fields are the template's variables.
         arch: target architecture as the compiler spells it.
         args: in the order of the kernel's parameters. Beside the tensors of
@@ -268,12 +267,12 @@ class KernelSpec:
         launch: sizes of a call to its launch shape; the same object for the same shape is faster.
         row_tile: rows of a tile, for what sorts rows into tiles (indexed); or UNTILED.
         ordered: a launch before brings x and its scales into the order of choices; if UNTILED.
-        workspace: bytes of scratch memory that a call needs. The launches of a backend on one
-            stream share it. It is zero before the first of them, and what some kernel of the
-            backend expects to be zero each launch leaves so: counters lie in one place for all.
+        workspace: bytes of scratch memory that a call needs. Launches of a backend on one stream
+            share it. It is zero before the first, and counters, in one place for all, are left so.
         entry: name of the kernel in the source.
         maps: by name of each argument of kind "map", what describes its tensor.
         packages: further packages whose templates and headers its source uses.
+        sorts: choices up to which an indexed kernel needs no sorted ones; see "id_words" there.
     """
 
     name: str
@@ -288,6 +287,7 @@ class KernelSpec:
     entry: str = "kernel"
     maps: Mapping[str, MapOf] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
+    sorts: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from humming.profiles import DeviceProfile
 from humming.scheduling import ceil_div
 from humming_sm75_sm89.folding import can_fold
 from humming_sm75_sm89.kernel import generation, promotes
-from humming_sm75_sm89.launches import splits_of
+from humming_sm75_sm89.launches import routing_bytes, splits_of
 from humming_sm75_sm89.layout import MmaLayout
 from humming_sm75_sm89.tuning import MmaTuning
 
@@ -199,8 +199,7 @@ def _with_stages(
     """With as many stages as there is shared memory for; None if there is none for two."""
     block = profile.limits.smem_block_bytes or 48 * 1024
     sm = profile.limits.smem_sm_bytes or block
-    grouped = 4 * (layer.experts + 1) if layer.experts else 0
-    room = min(block, sm // tuning.ctas - _RESERVED_BYTES) - grouped
+    room = min(block, sm // tuning.ctas - _RESERVED_BYTES) - routing_bytes(layer.experts)
     most = _MOST_STAGES if _is_asynchronous(profile, layout) else 2
     for stages in range(most, 1, -1):
         wider = replace(tuning, stages=stages)

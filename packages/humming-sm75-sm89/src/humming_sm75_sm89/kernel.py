@@ -10,9 +10,9 @@ from humming.errors import ConfigError
 from humming.formats.number import NumberFormat
 from humming.formats.scheme import Zero
 from humming.profiles import DeviceProfile
-from humming.scheduling import Axis, Partition
+from humming.scheduling import Axis, Partition, Split
 from humming_sm75_sm89.folding import can_fold
-from humming_sm75_sm89.launches import Cut, launch_of, workspace_of
+from humming_sm75_sm89.launches import FEW_CHOICES, FEW_EXPERTS, Cut, launch_of, workspace_of
 from humming_sm75_sm89.layout import MmaLayout
 from humming_sm75_sm89.tuning import COUNTER_BYTES
 
@@ -26,7 +26,7 @@ ARGS = tuple(
         ("order", "ptr"), ("weight", "ptr"), ("scales", "ptr"), ("zeros", "ptr"),
         ("channel", "ptr"), ("bias", "ptr"), ("out", "ptr"), ("workspace", "ptr"),
         ("m", "i32"), ("n", "i32"), ("k", "i32"), ("experts", "i32"), ("top_k", "i32"),
-        ("groups", "ptr"), ("slots", "ptr"), ("row_tiles", "ptr"),
+        ("groups", "ptr"), ("slots", "ptr"), ("row_tiles", "ptr"), ("id_words", "i32"),
     )
 )  # fmt: skip
 
@@ -59,6 +59,7 @@ class GemmContext:
     tuning: Cut
     partition: Partition
     raster_axis: Axis
+    sorts_few: bool
     counter_bytes: int
     shared_bytes: int
 
@@ -124,6 +125,7 @@ def gemm_spec(
         tuning=tuning,
         partition=tuning.partition,
         raster_axis=Axis.COLUMNS,
+        sorts_few=_sorts_few(compute, layout, tuning),
         counter_bytes=COUNTER_BYTES,
         shared_bytes=tuning.shared_bytes(
             activation.format.bits, layer.output.bits, experts=layer.experts > 0
@@ -138,6 +140,7 @@ def gemm_spec(
         launch=launch_of(profile, compute, tuning, context.shared_bytes),
         row_tile=tuning.tile_m,
         workspace=workspace_of(profile, compute, tuning),
+        sorts=FEW_CHOICES if context.sorts_few else 0,
     )
 
 
@@ -150,6 +153,15 @@ def _check(profile: DeviceProfile, layer: LayerConfig, layout: MmaLayout, tuning
         raise ConfigError("tuning", f"{tuning}, which needs {needed}", allowed)
     if tuning.folds and not can_fold(layer, layout):
         raise ConfigError("folds", True, f"False for {layer}: its scales don't fit into operands")
+
+
+def _sorts_few(compute: ComputeConfig, layout: MmaLayout, tuning: Cut) -> bool:
+    """Whether the kernel finds the tiles of few choices by itself.
+
+    Those with an order have no registers left for it.
+    """
+    whole = tuning.partition.split is Split.DATA_PARALLEL and not layout.has_order
+    return compute.gemm is GemmKind.INDEXED and whole and layout.experts <= FEW_EXPERTS
 
 
 def _has_row_scales(layer: LayerConfig) -> bool:

@@ -16,7 +16,19 @@ from humming.profiles import DeviceProfile
 from humming.scheduling import Partition, Schedule, Split, ceil_div, max_row_tiles
 from humming_sm75_sm89.tuning import COUNTER_BYTES
 
-__all__ = ["Cut", "launch_of", "splits_of", "tile_count", "workspace_of"]
+__all__ = [
+    "FEW_CHOICES",
+    "FEW_EXPERTS",
+    "Cut",
+    "launch_of",
+    "routing_bytes",
+    "splits_of",
+    "tile_count",
+    "workspace_of",
+]
+
+#: Choices that a warp sorts, and experts that it can tell apart; twins of ``FewChoices``.
+FEW_CHOICES, FEW_EXPERTS = 32, 1 << 16
 
 #: SMs of a device whose profile does not say.
 _SOME_SMS = 64
@@ -81,6 +93,11 @@ class Cut(Protocol):
         ...
 
 
+def routing_bytes(experts: int) -> int:
+    """Shared memory behind all else of a layer of experts: what is known of groups, or choices."""
+    return 4 * (max(experts, FEW_CHOICES) + 1) if experts else 0
+
+
 def tile_count(kind: GemmKind, layer: LayerConfig, problem: Problem, tuning: Cut) -> int:
     """The most tiles that a call can have."""
     rows = max_row_tiles(kind, problem.m, tuning.tile_m, max(layer.experts, 1))
@@ -100,16 +117,14 @@ def launch_of(
     profile: DeviceProfile, compute: ComputeConfig, tuning: Cut, shared_bytes: int
 ) -> Callable[[Problem, LayerConfig], LaunchShape]:
     """The launch shape of a problem; the same object for the same problem."""
-    grouped = compute.gemm in (GemmKind.GROUPED_CONTIGUOUS, GemmKind.GROUPED_MASKED)
 
     @lru_cache(maxsize=4096)
     def shape(problem: Problem, layer: LayerConfig) -> LaunchShape:
         tiles = tile_count(compute.gemm, layer, problem, tuning)
-        table = 4 * (layer.experts + 1) if grouped else 0
         return LaunchShape(
             grid=(_ctas(profile, compute.gemm, tiles, tuning), 1, 1),
             block=(tuning.threads, 1, 1),
-            shared_bytes=shared_bytes + table,
+            shared_bytes=shared_bytes + routing_bytes(layer.experts),
         )
 
     return shape

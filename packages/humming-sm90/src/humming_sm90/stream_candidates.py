@@ -11,7 +11,7 @@ from humming.configs import ComputeConfig, GemmKind, LayerConfig
 from humming.formats.scheme import Zero
 from humming.profiles import DeviceProfile
 from humming_sm75_sm89.folding import can_fold
-from humming_sm75_sm89.launches import splits_of
+from humming_sm75_sm89.launches import routing_bytes, splits_of
 from humming_sm75_sm89.layout import MmaLayout
 from humming_sm90.stream_kernel import promotes, refuse_stream
 from humming_sm90.stream_tuning import StreamTuning
@@ -161,11 +161,10 @@ def _that_fits(
     """With as many of its stages as there is shared memory for; None if there is none for two."""
     block = profile.limits.smem_block_bytes or _SOME_SHARED_BYTES
     most = min(block, (profile.limits.smem_sm_bytes or block) // tuning.ctas - _RESERVED_BYTES)
-    table = 4 * (layer.experts + 1) if layer.experts else 0
     for stages in range(tuning.stages, 1, -1):
         fewer = replace(tuning, stages=stages)
         bits = layer.activation.format.bits, layer.output.bits
         needed = fewer.shared_bytes(*bits, experts=layer.experts > 0)
-        if needed + table <= most:
+        if needed + routing_bytes(layer.experts) <= most:
             return fewer
     return None

@@ -67,6 +67,7 @@ def stream_spec(
         name=spec.name.replace("sm75_sm89.gemm", "sm90.stream", 1),
         template="humming_sm90/stream.cu.j2",
         packages=(_PACKAGE,),
+        sorts=0,
         context=_context(spec, layer, compute, layout, tuning),
     )
 
@@ -82,6 +83,7 @@ def _context(
     assert isinstance(plain, GemmContext)
     assert found is not None, "refuse_stream() checked it"
     fields = {field.name: getattr(plain, field.name) for field in dataclasses.fields(plain)}
+    fields["sorts_few"] = False  # with it ptxas 13.5 makes the loop 40 instructions longer
     fields["name"] = spec.name.replace("sm75_sm89.gemm", "sm90.stream", 1)
     return StreamContext(
         **fields,

@@ -75,6 +75,25 @@ class Aligner:
         launch(shape, ids, found.slots, found.experts, found.row_tiles, choices, experts)
         return found
 
+    def values(
+        self, ids: torch.Tensor, kernel: KernelSpec, known: dict[int, Alignment]
+    ) -> dict[str, object]:
+        """Arguments of a kernel that say which tiles there are.
+
+        Args:
+            ids, kernel: as of a call, which is left out if the kernel sorts so few by itself.
+            known: what these ids were sorted into, by row tile; taken from and added to.
+        """
+        if ids.numel() <= kernel.sorts:
+            return {"groups": ids, "id_words": ids.itemsize // 4}
+        found = known.get(kernel.row_tile)
+        if found is None:
+            known[kernel.row_tile] = found = self(ids, kernel)
+        return {
+            "groups": found.experts, "slots": found.slots, "row_tiles": found.row_tiles,
+            "id_words": 0,
+        }  # fmt: skip
+
     def order(self, operand: Operand, slots: torch.Tensor, top_k: int, arch: str) -> Operand:
         """Rows as `ordered` kernels read them: one for each slot; bytes, as they are.
 

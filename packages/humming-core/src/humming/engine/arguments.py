@@ -54,10 +54,17 @@ ARGUMENTS = {
     "groups": Argument(
         "ptr",
         "call",
-        "int32: offsets [E + 1] (contiguous, UNTILED), counts [E] (masked), experts of row tiles",
+        "int32: offsets [E + 1] (contiguous, UNTILED), counts [E] (masked), experts of row tiles; "
+        "or the ids, see id_words",
     ),
     "slots": Argument("ptr", "call", "int32: indexed: see IndexedRows.slots, or UNTILED"),
     "row_tiles": Argument("ptr", "call", "int32 [1]: indexed: how many row tiles there are"),
+    "id_words": Argument(
+        "i32",
+        "call",
+        "indexed: 0; or, of up to KernelSpec.sorts choices, 32-bit words of each id: groups are "
+        "the ids [choices] as they came, slots and row_tiles null",
+    ),
     "top_k": Argument("i32", "call", "indexed: choices per row of x; else 1"),
     "n": Argument("i32", "layer", "output features"),
     "k": Argument("i32", "layer", "input features; with an order: stored columns"),
@@ -83,7 +90,7 @@ _FIXED: dict[str, Callable[[LayerConfig], int]] = {
 #: What an argument is that no call changes.
 Fixed = int | torch.Tensor | tuple[TensorMap, torch.Tensor] | None
 #: What an argument of a call is where no call ever has it.
-_ABSENT: dict[str, int | None] = {"top_k": 1}
+_ABSENT: dict[str, int | None] = {"top_k": 1, "id_words": 0}
 
 
 @dataclass(frozen=True, eq=False)

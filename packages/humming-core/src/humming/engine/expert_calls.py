@@ -209,17 +209,18 @@ class _Steps:
         return routing, tables["places"], Counted(RowMask.COUNTS, rows, self._m)
 
     def _align(self, plan: Plan) -> dict[str, Value]:
-        """Both products sort the same choices: once, if their tiles are as high."""
+        """Choices sorted for a product, once for both if their tiles are as high; or unsorted."""
         kernel, sizes = plan.kernel.spec, self._sizes
+        if sizes.choices <= kernel.sorts:
+            return {"groups": _IDS, "id_words": sizes.ids.itemsize // 4}
         found = self._alignments.get(kernel.row_tile)
         if found is None:
             spec = align_spec(kernel.row_tile, sizes.ids is torch.int64, kernel.arch)
             lengths = aligned_sizes(sizes.choices, self._experts, kernel.row_tile)
             found = {
-                "slots": self._table(lengths.slots),
+                "slots": self._table(lengths.slots), "row_tiles": self._table(1),
                 "groups": self._table(lengths.row_tiles),
-                "row_tiles": self._table(1),
-            }
+            }  # fmt: skip
             self._core(spec, {"ids": _IDS, "tile_experts": found["groups"], **found})
             self._alignments[kernel.row_tile] = found
         return found

@@ -33,7 +33,7 @@ Shelf = dict[tuple[str, str, int], Mapping[str, torch.Tensor]]
 #: Arguments that calls give, by kind of GEMM.
 _GIVEN = {
     GemmKind.DENSE: (),
-    GemmKind.INDEXED: ("groups", "slots", "row_tiles", "top_k"),
+    GemmKind.INDEXED: ("groups", "slots", "row_tiles", "id_words", "top_k"),
     GemmKind.GROUPED_CONTIGUOUS: ("groups",),
     GemmKind.GROUPED_MASKED: ("groups",),
 }
@@ -225,13 +225,10 @@ class KernelLayer:
         values: dict[str, object] = {"groups": rows.routing, "top_k": top_k}
         if self.gemm is GemmKind.INDEXED:
             known = {} if alignments is None else alignments
-            found = known.get(plan.kernel.spec.row_tile)
-            if found is None:
-                found = self._aligner(rows.routing, plan.kernel.spec)
-                known[plan.kernel.spec.row_tile] = found
-            values |= {"groups": found.experts, "slots": found.slots, "row_tiles": found.row_tiles}
-            if plan.kernel.spec.ordered:
-                operand = self.ordered(plan, operand, found, top_k)
+            spec = plan.kernel.spec
+            values |= self._aligner.values(rows.routing, spec, known)
+            if spec.ordered:
+                operand = self.ordered(plan, operand, known[spec.row_tile], top_k)
         self._launch(plan, operand, out, m, values)
         return out
 

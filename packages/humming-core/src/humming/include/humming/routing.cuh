@@ -72,6 +72,7 @@ struct ExpertIds {
       for (int i = 0; i < kBatch; ++i) found[i] = expert(begin + i * 32 + lane, choices.end);
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
+        if (begin + i * 32 >= choices.end) break;  // a warp's run is often shorter than a batch
         u32 const same = __match_any_sync(~0u, found[i]);
         u32 const rank = __popc(same & ((1u << lane) - 1));
         bool const placed = found[i] < experts;

@@ -132,8 +132,8 @@ __device__ __forceinline__ void multiply_experts(GemmArguments const& args, Walk
   }
 }
 
-/// One launch; `P` is described in sizes.cuh. Dynamic shared memory: kSharedBytes, and
-/// 4 * (experts + 1) bytes behind it where rows are grouped. Any grid will do, but without experts
+/// One launch; `P` is described in sizes.cuh. Dynamic shared memory: kSharedBytes, and behind it
+/// 4 * (experts + 1) bytes where rows are grouped, FewChoices::kWords where they are indexed. Any grid will do, but without experts
 /// and with stream-K apart there are as many CTAs as items.
 template <class P>
 __device__ __forceinline__ void gemm(GemmArguments const& args) {

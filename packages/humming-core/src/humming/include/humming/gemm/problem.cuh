@@ -6,6 +6,45 @@
 
 namespace humming {
 
+/// Tiles of at most 32 choices of experts, found by a warp from their ids alone. Rows of tiles are in the
+/// order of their first choices, and not of experts as align_rows() has them; each has the same rows.
+template <int kTileM>
+struct FewChoices {
+  static constexpr int kMost = 32;
+  static constexpr int kWords = kMost + 1;
+  static constexpr u32 kAll = 0xffffffffu;
+
+  /// In shared memory, of each choice, from bit 15, 10, 5 and 0 on: expert, row of x, row of tiles, and row in
+  /// that; or -1 if it is nobody's. Behind them: how many rows of tiles there are. One warp writes and reads
+  /// them.
+  int* words;
+
+  __device__ __forceinline__ int& rows() const { return words[kMost]; }
+
+  /// The ids in args.groups.
+  __device__ __forceinline__ void sort(GemmArguments const& args) const {
+    int const lane = threadIdx.x % 32, id_words = args.id_words;
+    int expert = -1;
+    if (lane < args.m) {
+      i32 const* const id = args.groups + lane * id_words;
+      expert = id[0];
+      if (id_words > 1 && id[1] != 0) expert = -1;
+    }
+    if (u32(expert) >= u32(args.experts)) expert = -1;
+    u32 const before = (1u << lane) - 1;
+    u32 same = __match_any_sync(kAll, expert);
+    if constexpr (kTileM < kMost) {
+      int const tile = __popc(same & before) / kTileM;  // of the expert's
+      same = __match_any_sync(kAll, expert < 0 ? -1 : expert << 5 | tile);
+    }
+    u32 const first = same & (0 - same);
+    u32 const firsts = __ballot_sync(kAll, expert >= 0 && first == 1u << lane);
+    int const place = u32(lane) / u32(args.top_k) << 10 | __popc(firsts & (first - 1)) << 5;
+    words[lane] = expert < 0 ? -1 : expert << 15 | place | __popc(same & before);
+    if (lane == 0) rows() = __popc(firsts);
+  }
+};
+
 /// What a CTA knows of the problem. Its tables lie in shared memory.
 ///
 /// To find a tile of experts takes hundreds of cycles, or waits for memory: so one warp does it while the
@@ -16,9 +55,13 @@ class Tiles {
   static constexpr bool kIndexed = P::kKind == GemmKind::kIndexed;
   static constexpr bool kGrouped =
       P::kKind == GemmKind::kGroupedContiguous || P::kKind == GemmKind::kGroupedMasked;
+  static constexpr bool kWhole = P::kPartition.split == Split::kDataParallel;
+  // The order of tiles would decide how they are shared, and one warp alone knows how many there are.
+  static_assert(!P::kSortsFew || (kIndexed && kWhole), "Tiles: few choices make whole tiles");
 
  public:
-  /// tables: what S::kTableBytes has behind the flag; prefix: [experts + 1], where rows are grouped.
+  /// tables: what S::kTableBytes has behind the flag; prefix: [experts + 1], where rows are grouped, or
+  /// FewChoices::words.
   __device__ __forceinline__ Tiles(GemmArguments const& args, u8* tables, int* prefix)
       : args_(args),
         tables_(reinterpret_cast<int*>(tables)),
@@ -33,9 +76,19 @@ class Tiles {
       }
       __syncthreads();
     }
+    if constexpr (P::kSortsFew) {
+      if (threadIdx.x < 32) {
+        if (sorts_few()) {
+          few().sort(args);
+        } else if (threadIdx.x == 0) {
+          few().rows() = *args.row_tiles;
+        }
+        __syncwarp();
+      }
+    }
   }
 
-  /// Number of all tiles.
+  /// Number of all tiles. If the kernel sorts few choices, its first warp alone may ask.
   __device__ __forceinline__ Index count() const { return Index(rows()) * columns(); }
 
   struct Tile {
@@ -57,15 +110,30 @@ class Tiles {
     int const lane = threadIdx.x % 32;
     if constexpr (kIndexed) {
       Place const place = place_among_rows(item.tile);
-      if (lane == 0) write({args_.groups[place.row], place.column, 0, S::kTileM}, item, turn);
-      Index const first = Index(place.row) * S::kTileM;
       int* const sources = this->sources(turn);
-      for (int row = lane; row < S::kTileM; row += 32) {
-        int const slot = args_.slots[first + row];
-        int const source = int(source_row(slot, args_.m, args_.top_k));
-        sources[row] = source;
-        sources[S::kTileM + row] = source < 0 ? -1 : slot;
+      int* const slots = sources + S::kTileM;
+      bool writes = lane == 0;
+      int expert = 0;
+      if (sorts_few()) {
+        int const choice = few().words[lane], row = choice & 31;
+        each_row([&](int row) { sources[row] = slots[row] = -1; });
+        __syncwarp();
+        writes = choice >= 0 && (choice >> 5 & 31) == place.row;
+        if (writes) sources[row] = choice >> 10 & 31;
+        if (writes) slots[row] = lane;
+        writes &= row == 0;
+        expert = choice >> 15;
+      } else {
+        Index const first = Index(place.row) * S::kTileM;
+        each_row([&](int row) {
+          int const slot = args_.slots[first + row];
+          int const source = int(source_row(slot, args_.m, args_.top_k));
+          sources[row] = source;
+          slots[row] = source < 0 ? -1 : slot;
+        });
+        if (writes) expert = args_.groups[place.row];
       }
+      if (writes) write({expert, place.column, 0, S::kTileM}, item, turn);
     } else {
       // 32 bits are enough, since a result of more tiles would fit into no memory.
       u32 const tile = static_cast<u32>(item.tile), columns = this->columns();
@@ -114,7 +182,19 @@ class Tiles {
 
  private:
   static constexpr int kToldWords = S::kToldBytes / 4;
-  static constexpr bool kWhole = P::kPartition.split == Split::kDataParallel;
+
+  /// Calls what a lane does for each of its rows of a tile.
+  template <class Body>
+  static __device__ __forceinline__ void each_row(Body const& body) {
+#pragma unroll
+    for (int above = 0; above < S::kTileM; above += 32) {
+      int const row = above + threadIdx.x % 32;
+      if (row < S::kTileM) body(row);
+    }
+  }
+
+  __device__ __forceinline__ bool sorts_few() const { return P::kSortsFew && args_.id_words != 0; }
+  __device__ __forceinline__ FewChoices<S::kTileM> few() const { return {prefix_}; }
 
   __device__ __forceinline__ int* told_words(int turn) const { return tables_ + kToldWords * turn; }
 
@@ -144,6 +224,8 @@ class Tiles {
   __device__ __forceinline__ int rows() const {
     if constexpr (kGrouped) {
       return prefix_[args_.experts];
+    } else if constexpr (P::kSortsFew) {
+      return few().rows();
     } else if constexpr (kIndexed) {
       return *args_.row_tiles;
     } else {

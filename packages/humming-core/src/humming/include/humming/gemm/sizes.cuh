@@ -28,6 +28,7 @@
 //   kWarpsN, kWarpsM, kWarpsK, kTokens          the work of a warp, and how warps share a tile
 //   Mainloop                                    what multiplies a tile; see mainloop.cuh
 //   kStages, kStageBlocks                       the ring of activations, and K of a stage in blocks
+//   kSortsFew                                   by index: whether few choices may come unsorted
 //   kCounterBytes                               where partials begin in the workspace
 #pragma once
 
@@ -56,6 +57,7 @@ struct GemmArguments {
   i32 const* groups;
   i32 const* slots;
   i32 const* row_tiles;
+  i32 id_words;  // 0: as align_rows() sorted; else of each id, and groups are ids [m], which FewChoices sorts
 };
 
 __host__ __device__ constexpr int greatest_common_divisor(int a, int b) {
