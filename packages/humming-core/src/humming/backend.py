@@ -258,8 +258,8 @@ class KernelSpec:
 
     Attributes:
         name: stable and for people, ``"BACKEND.gemm.bf16_u4_g128"``; fit for a file name.
-        template: path of a Jinja template in a backend package, ``"PACKAGE/gemm.cu.j2"``. Kernels of
-            those that call await_earlier() may begin early; see ``humming/overlap.cuh``.
+        template: path of a Jinja template in a backend package, ``"PACKAGE/gemm.cu.j2"``. If it
+            calls await_earlier(), its kernel may begin early; see ``humming/overlap.cuh``.
         context: frozen dataclass whose fields are the template's variables.
         arch: target architecture as the compiler spells it.
         args: in the order of the kernel's parameters. Beside the tensors of
