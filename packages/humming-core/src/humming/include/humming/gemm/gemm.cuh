@@ -132,9 +132,9 @@ __device__ __forceinline__ void multiply_experts(GemmArguments const& args, Walk
   }
 }
 
-/// One launch; `P` is described in sizes.cuh. Dynamic shared memory: kSharedBytes, and behind it
-/// 4 * (experts + 1) bytes where rows are grouped, FewChoices::kWords where they are indexed. Any grid will do, but without experts
-/// and with stream-K apart there are as many CTAs as items.
+/// One launch; `P` is described in sizes.cuh. Dynamic shared memory: kSharedBytes, and behind it 4 *
+/// (experts + 1) bytes where rows are grouped, 4 * FewChoices::kWords where they are indexed. Any grid
+/// will do, but without experts and with stream-K apart there are as many CTAs as items.
 template <class P>
 __device__ __forceinline__ void gemm(GemmArguments const& args) {
   using S = Sizes<P>;
