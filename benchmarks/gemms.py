@@ -18,7 +18,7 @@ from workloads import FORMATS, Work
 
 import humming
 from humming.activations import quantize_activation
-from humming.backend import KernelBackend, KernelSpec
+from humming.backend import UNTILED, KernelBackend, KernelSpec
 from humming.configs import ComputeConfig, GemmKind, TuningConfig
 from humming.engine.aligning import Aligner, Alignment, align_specs
 from humming.engine.choice import Planner
@@ -261,9 +261,8 @@ class Product:
             aligner = Aligner(kernels.site, kernels.layer)
             known: dict[int, Alignment] = {}
             values |= aligner.values(inputs.routing.contiguous(), plan.kernel.spec, known)
-            if plan.kernel.spec.ordered:  # a launch more
-                found = known[plan.kernel.spec.row_tile]
-                order = partial(kernels.ordered, plan, operand, found, problem.top_k)
+            if plan.kernel.spec.row_tile == UNTILED:  # a launch more
+                order = partial(kernels.ordered, plan, operand, known[UNTILED], problem.top_k)
         out, extras = inputs.x.new_empty(problem.m, self.work.n), plan.kernel.extras
 
         def run() -> torch.Tensor:

@@ -11,7 +11,7 @@ from gemm_oracle import poisoned
 from moe_cases import hidden_of, router, weights_of
 
 from humming import Gating, GemmKind, QuantMoE
-from humming.backend import Address, Link, Problem
+from humming.backend import UNTILED, Address, Link, Problem
 from humming.engine import Site, workshop
 from humming.engine.expert_calls import ExpertCall
 from humming.engine.launches import Launches
@@ -84,7 +84,8 @@ def test_rows_and_their_scales_come_into_order_first(monkeypatch: pytest.MonkeyP
     with poisoned():
         assert torch.equal(layer(x, ids, weights), wanted)
     (call,) = layer._calls.values()
-    assert all(product.plan(Problem(m=12)).kernel.spec.ordered for product in call.products)
+    plans = [product.plan(Problem(m=12)) for product in call.products]
+    assert [plan.kernel.spec.row_tile for plan in plans] == [UNTILED, UNTILED]
     assert bool(wanted.any())
 
 

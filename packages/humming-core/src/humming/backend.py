@@ -248,7 +248,7 @@ class Arg(NamedTuple):
 
 #: A kernel's `row_tile` if it wants choices sorted by expert but not cut into tiles: then `slots`
 #: are the numbers of choices [choices], and `groups` offsets [E + 1] into them, as of contiguous
-#: rows.
+#: rows. And a launch before it brings x and its scales into that order, a row for each slot.
 UNTILED = 0
 
 
@@ -266,7 +266,6 @@ class KernelSpec:
             :class:`PackedWeight`, these are what `humming.engine` knows; see ARGUMENTS there.
         launch: sizes of a call to its launch shape; the same object for the same shape is faster.
         row_tile: rows of a tile, for what sorts rows into tiles (indexed); or UNTILED.
-        ordered: a launch before brings x and its scales into the order of choices; if UNTILED.
         workspace: bytes of scratch memory that a call needs. Launches of a backend on one stream
             share it. It is zero before the first, and counters, in one place for all, are left so.
         entry: name of the kernel in the source.
@@ -282,7 +281,6 @@ class KernelSpec:
     args: tuple[Arg, ...]
     launch: Callable[[Problem, LayerConfig], LaunchShape]
     row_tile: int = 1
-    ordered: bool = False
     workspace: Callable[[Problem, LayerConfig], int] | None = None
     entry: str = "kernel"
     maps: Mapping[str, MapOf] = field(default_factory=dict)

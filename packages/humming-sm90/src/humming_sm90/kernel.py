@@ -109,7 +109,6 @@ def gemm_spec(
             tuning, lambda problem, layer: tile_count(compute.gemm, layer, problem, tuning)
         ),
         maps={"x": _x_map(layer, compute, tuning), "weight": _weight_map(tuning)},
-        ordered=context.indexed,
     )
 
 

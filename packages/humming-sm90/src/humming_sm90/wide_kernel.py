@@ -203,7 +203,6 @@ def wide_spec(
             tuning, lambda problem, layer: tile_count(compute.gemm, layer, problem, tuning)
         ),
         maps={"x": _x_map(layer, layout, tuning)},
-        ordered=indexed,
     )
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from humming.backend import KernelSpec, PreparedLaunch, Problem
+from humming.backend import UNTILED, KernelSpec, PreparedLaunch, Problem
 from humming.configs import GemmKind, LayerConfig
 from humming.engine.operand import Operand
 from humming.engine.site import Site
@@ -54,7 +54,7 @@ class Aligner:
     def __init__(self, site: Site, layer: LayerConfig) -> None:
         self._site, self._layer = site, layer
         self._kernels: dict[tuple[int, str, bool], tuple[KernelSpec, PreparedLaunch]] = {}
-        self._orders: dict[str, tuple[KernelSpec, PreparedLaunch]] = {}
+        self._orders: dict[tuple[str, int], tuple[KernelSpec, PreparedLaunch, LayerConfig]] = {}
 
     def __call__(self, ids: torch.Tensor, kernel: KernelSpec) -> Alignment:
         """Sort for a kernel that will read the result.
@@ -95,7 +95,7 @@ class Aligner:
         }  # fmt: skip
 
     def order(self, operand: Operand, slots: torch.Tensor, top_k: int, arch: str) -> Operand:
-        """Rows as `ordered` kernels read them: one for each slot; bytes, as they are.
+        """Rows as UNTILED kernels read them: one for each slot; bytes, as they are.
 
         Args:
             operand: with a row for each `top_k` choices, of a multiple of 16 bytes.
@@ -111,11 +111,12 @@ class Aligner:
         if groups is not None:
             count = groups.shape[-1]
             groups_out = groups.new_empty((rows, count))
-        if arch not in self._orders:
+        key = arch, width
+        if key not in self._orders:
             spec = order_spec(arch)
-            self._orders[arch] = spec, self._prepared(spec)
-        spec, launch = self._orders[arch]
-        shape = spec.launch(Problem(m=rows), replace(self._layer, n=width))
+            self._orders[key] = spec, self._prepared(spec), replace(self._layer, n=width)
+        spec, launch, layer = self._orders[key]
+        shape = spec.launch(Problem(m=rows), layer)
         sizes = x.shape[0], rows, width, top_k
         launch(shape, x, stride, slots, out, *sizes, scales, scales_out, groups, groups_out, count)
         return Operand(out, stride, scales_out, groups_out)
@@ -141,7 +142,7 @@ def align_specs(kernels: Iterable[KernelSpec]) -> list[KernelSpec]:
     """The kernels that sort choices for these, ids of either width, and rows by them."""
     found = list(kernels)
     keys = sorted({(kernel.row_tile, kernel.arch) for kernel in found})
-    ordered = sorted({kernel.arch for kernel in found if kernel.ordered})
+    ordered = sorted({kernel.arch for kernel in found if kernel.row_tile == UNTILED})
     widths = (False, True)
     return [
         *(align_spec(tile, wide, arch) for tile, arch in keys for wide in widths),

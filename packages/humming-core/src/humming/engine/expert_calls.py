@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from humming.backend import KernelSpec, LaunchShape, Problem
+from humming.backend import UNTILED, KernelSpec, LaunchShape, Problem
 from humming.configs import GemmKind
 from humming.engine.aligning import CODE_BYTES, order_spec
 from humming.engine.expert_products import ExpertProducts
@@ -302,7 +302,7 @@ class _Steps:
         plan, product = self._plans[index], self._products[index]
         spec = plan.kernel.spec
         per_row = self._sizes.per_row if index == 0 and not self._sorts else 1
-        if spec.ordered:
+        if spec.row_tile == UNTILED:
             rows = self._ordered(spec, rows, (routing["slots"], per_row), spare)
         x = rows.x
         mapped = ("x", "map") in spec.args

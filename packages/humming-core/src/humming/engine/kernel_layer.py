@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from humming.backend import KernelBackend, LaunchShape, PreparedLaunch, Problem
+from humming.backend import UNTILED, KernelBackend, LaunchShape, PreparedLaunch, Problem
 from humming.configs import ComputeConfig, GemmKind, LayerConfig, TuningConfig
 from humming.engine.aligning import Aligner, Alignment, align_specs
 from humming.engine.arguments import BoundKernel, Fixed, bind, fixed_values
@@ -227,8 +227,8 @@ class KernelLayer:
             known = {} if alignments is None else alignments
             spec = plan.kernel.spec
             values |= self._aligner.values(rows.routing, spec, known)
-            if spec.ordered:
-                operand = self.ordered(plan, operand, known[spec.row_tile], top_k)
+            if spec.row_tile == UNTILED:
+                operand = self.ordered(plan, operand, known[UNTILED], top_k)
         self._launch(plan, operand, out, m, values)
         return out
 
