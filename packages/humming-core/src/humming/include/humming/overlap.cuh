@@ -15,11 +15,12 @@
 //
 // Who calls let_next_begin() gives what is left of multiprocessors to CTAs that wait. Dense products do it
 // at once, and so do kernels that are over soon, if they have few CTAs: where they have many, the next
-// kernel's come to multiprocessors as these become free, neighbours no longer beside each other, and what
-// neighbours read alike L2 delivers more often. FP8 products of 256 experts, 4096 x 7168, with 4096 tokens
-// whose rows were ordered before took 3184 us so, not 2620, a whole layer 5207, not 4563. Products of experts don't: as their CTAs end one by one, the next
-// kernel's would crowd where there is room first. Where that was measured, whole layers of experts took
-// 2 us less for 64 tokens than if they did, and 1 us more for one.
+// kernel's come to multiprocessors as these become free, neighbours no longer beside each other. Presumably
+// L2 then delivers more often what neighbours read alike. FP8 products of 256 experts, 4096 x 7168, with
+// 4096 tokens whose rows were ordered before took 3184 us so, not 2620, a whole layer 5207, not 4563.
+// Products of experts don't: as their CTAs end one by one, the next kernel's would crowd where there is
+// room first. Where that was measured, whole layers of experts took 2 us less for 64 tokens than if they
+// did, and 1 us more for one.
 #pragma once
 
 #include <humming/std.cuh>
