@@ -11,6 +11,7 @@ template <class P>
 __device__ __forceinline__ void copy_weights(Arguments const& args, Items<P> const& items,
                                              Shared<P> const& shared) {
   int const steps = args.steps();
+  bool const once = items.read_once();
   Ring<P::kStages> ring;
   items.for_each([&](Item const& item) {
     Tile const& tile = item.tile;
@@ -23,9 +24,9 @@ __device__ __forceinline__ void copy_weights(Arguments const& args, Items<P> con
       if (step == item.begin) items.tell(shared, ring.stage, tile);
       mbarrier_arrive_expect_tx(full, Plan<P>::kWeightBytes + Plan<P>::kScaleBytes);
       cp_async_bulk_tensor(shared.weight(ring.stage), args.weight, step, first_n / kPanelRows,
-                           tile.expert, full);
+                           tile.expert, full, once);
       if constexpr (P::kScaleRows == 1) {
-        cp_async_bulk(shared.scales(ring.stage), scales, Plan<P>::kScaleBytes, full);
+        cp_async_bulk(shared.scales(ring.stage), scales, Plan<P>::kScaleBytes, full, once);
         scales += args.padded_n();
       }
       ring.advance();

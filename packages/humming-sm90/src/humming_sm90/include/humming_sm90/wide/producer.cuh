@@ -32,7 +32,7 @@ class TokenCopies {
 
   __device__ __forceinline__ u32 bytes() const { return boxes_ * kBoxBytes; }
 
-  __device__ __forceinline__ void start(Shared<P> const& shared, u32 stage, int step) const {
+  __device__ __forceinline__ void start(Shared<P> const& shared, u32 stage, int step, bool) const {
     u32 const to = shared.x(stage), full = shared.full(stage);
     int const k = step * L::kStepK;
     cp_async_bulk_tensor(to, args_.x, k, first_, full);
@@ -67,13 +67,14 @@ class CodeCopies {
   __device__ __forceinline__ u32 bytes() const { return count_ > 0 ? count_ * kBytes : 0; }
 
   /// Steps come one after the other.
-  __device__ __forceinline__ void start(Shared<P> const& shared, u32 stage, int step) {
+  __device__ __forceinline__ void start(Shared<P> const& shared, u32 stage, int step, bool once) {
     if (count_ <= 0) return;
     if (next_ == nullptr || step * kBlocks % kWindow == 0) seek(step * kBlocks);
     u32 const to = shared.codes(stage) + kFrom * kBytes, full = shared.full(stage);
-    cp_async_bulk(to, next_, kBytes, full);
+    cp_async_bulk(to, next_, kBytes, full, once);
     if constexpr (kTo - kFrom == 2) {
-      if (count_ == 2) cp_async_bulk(to + kBytes, next_ + length_ * kBlockBytes, kBytes, full);
+      if (count_ == 2)
+        cp_async_bulk(to + kBytes, next_ + length_ * kBlockBytes, kBytes, full, once);
     }
     next_ += kBytes;
   }
@@ -154,6 +155,7 @@ class RowCopies {
 template <class P, class Copies, bool kTells = false>
 __device__ __forceinline__ void fill(Arguments const& args, Items<P> const& items,
                                      Shared<P> const& shared) {
+  bool const once = items.read_once();
   Ring<P::kStages> ring;
   items.for_each([&](Item const& item) {
     Copies copies(args, item.tile);
@@ -161,7 +163,7 @@ __device__ __forceinline__ void fill(Arguments const& args, Items<P> const& item
       mbarrier_wait(shared.empty(ring.stage), ring.parity ^ 1);
       if (kTells && step == item.begin) items.tell(shared, ring.stage, item.tile);
       mbarrier_arrive_expect_tx(shared.full(ring.stage), copies.bytes());
-      copies.start(shared, ring.stage, step);
+      copies.start(shared, ring.stage, step, once);
       ring.advance();
     }
   });
