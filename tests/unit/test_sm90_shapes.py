@@ -64,10 +64,25 @@ def test_whole_waves_keep_the_largest_tile(case: Case, m: int) -> None:
 @pytest.mark.parametrize("m", [1, 16])
 def test_more_tiles_than_sms_share_these(m: int) -> None:
     """With few tokens: some CTAs of an SM load while others start or store."""
-    for case, kind in ((MXFP4, WideTuning), (FP8, StreamTuning)):
+    for case in (MXFP4, FP8):
         tuning = chosen(case, WIDE, m)
-        assert isinstance(tuning, kind)
-        assert tuning.ctas > 1  # type: ignore[attr-defined]
+        assert isinstance(tuning, WideTuning)
+        assert (tuning.tokens, tuning.ctas) == (16, 2)
+
+
+@pytest.mark.parametrize("m", [1, 16, 32, 33, 64, 65, 128])
+def test_no_dense_tile_is_larger_than_one_that_holds_all_rows(m: int) -> None:
+    """Copies of rows that are not there take time too."""
+    for shape in (WIDE, (8192, 8192)):
+        layer = config_of(replace(FP8, n=shape[0], k=shape[1]))
+        found = Sm90Backend(FP8.profile).candidates(layer, FP8.compute, Problem(m=m))
+        tokens = {tuning.tokens for tuning in found if isinstance(tuning, WideTuning)}
+        assert len([one for one in tokens if one >= m]) == 1
+
+
+def test_tiles_of_64_tokens_stream_when_rows_fill_half_of_them() -> None:
+    assert isinstance(chosen(FP8, (8192, 8192), 16), StreamTuning)
+    assert isinstance(chosen(FP8, (8192, 8192), 64), WideTuning)
 
 
 @pytest.mark.parametrize("m", [1, 64, 65])

@@ -109,9 +109,13 @@ _PARTS_US, _PARTS_TOKEN_US, _PART_US, _PART_TOKEN_US = 0.6, 0.0055, 0.15, 0.002
 # K 1, 2, 4 and 6: int4 by bf16 32.0 20.9 15.7 14.1, MXFP4 by FP8 25.0 18.3 14.3 13.5. M = 2048,
 # tiles of 128, 160, 192 and 256 tokens: int4 by bf16 89.9 57.1 64.8 82.9, FP8 49.3 34.4 37.8 46.8.
 
-#: Of the bandwidth of memory, what experts and dense layers get: bulk copies of 69 MB take 25.8 us
-#: where loads take 22.2.
-_SHARE, _DENSE_SHARE = 0.87, 0.75
+#: Of the bandwidth of memory, what experts get, dense layers, and these if sums go through memory
+#: too: N = K = 8192, FP8, M = 64 and 128 took 23.7 and 24.1 us, in 2 parts of 128 tokens 29.4 (H200,
+#: 2026-12-01).
+_SHARE, _DENSE_SHARE, _PARTS_SHARE = 0.87, 0.9, 0.75
+#: Rows that copies may lack for nothing, and what each further one costs: there, tiles of 64 tokens
+#: took 27.9 us for M = 1, 26.2 for 16 and 23.9 for 32, tiles of 16 the same for 1 as for 8.
+_LACKING, _OUTSIDE_US = 32, 0.13
 #: Of a dense layer: what a step takes more, and less per token; how long it takes where most SMs
 #: have nothing to do, and the clock is higher.
 _DENSE_STEP, _DENSE_LESS, _IDLE = 85.0, 0.45, 0.8
@@ -137,7 +141,11 @@ def proposals(
     shapes: tuple[tuple[int, int, int], ...] = _GROUPED_SHAPES if grouped else _SHAPES
     if not grouped and is_crowded(profile, layer):
         shapes += _CROWDED_SHAPES
+    # A larger tile than holds all rows of a dense layer has copies of rows that are not there.
+    holds = min((tokens for tokens, _, _ in shapes if tokens >= problem.m), default=problem.m)
     for tokens, most, ctas in shapes:
+        if not grouped and tokens > holds:
+            continue
         filled = 2 * _mean_rows(layer, compute, problem) / tokens
         if tokens > TILE_N // 2 and (filled < 1 if grouped else filled <= 1):
             continue  # half of what is multiplied would be nothing
@@ -254,10 +262,12 @@ def microseconds(  # budget: what a backend is asked about
     moved = sum(experts for experts, _ in found) * layer.n * layer.k * bits
     every = sum(experts * rows for experts, rows in found)
     moved += every * (layer.k * layer.activation.format.bits + layer.n * layer.output.bits)
-    share = _SHARE if grouped else _DENSE_SHARE
+    share = _SHARE if grouped else _DENSE_SHARE if tuning.splits == 1 else _PARTS_SHARE
     memory_us = moved / 8 / ((profile.rates.dram_gbps or _SOME_GBPS) * share * 1e3)
     if not grouped:
-        memory_us += _TILE_US
+        if items > sms * tuning.ctas:  # in the last wave some have nothing to do
+            memory_us *= (waves * sms / items) ** 0.5
+        memory_us += _TILE_US + _OUTSIDE_US * max(tuning.tokens - problem.m - _LACKING, 0)
     parts_us = 0.0
     if tuning.splits > 1:
         parts_us = _PARTS_US + _PARTS_TOKEN_US * tuning.tokens
