@@ -110,8 +110,8 @@ _PARTS_US, _PARTS_TOKEN_US, _PART_US, _PART_TOKEN_US = 0.6, 0.0055, 0.15, 0.002
 # tiles of 128, 160, 192 and 256 tokens: int4 by bf16 89.9 57.1 64.8 82.9, FP8 49.3 34.4 37.8 46.8.
 
 #: Of the bandwidth of memory, what experts get, dense layers, and these if sums go through memory
-#: too: N = K = 8192, FP8, M = 64 and 128 took 23.7 and 24.1 us, in 2 parts of 128 tokens 29.4 (H200,
-#: 2026-12-01).
+#: too: N = K = 8192, FP8, M = 64 and 128 took 23.7 and 24.1 us, in 2 parts of 128 tokens 29.4
+#: (H200, 2026-12-01).
 _SHARE, _DENSE_SHARE, _PARTS_SHARE = 0.87, 0.9, 0.75
 #: Rows that copies may lack for nothing, and what each further one costs: there, tiles of 64 tokens
 #: took 27.9 us for M = 1, 26.2 for 16 and 23.9 for 32, tiles of 16 the same for 1 as for 8.
