@@ -79,7 +79,7 @@ class ItemsOf {
   }
 
  private:
-  static constexpr u32 kFewTiles = 4;
+  static constexpr u32 kFewTiles = 4;  // of a CTA
 
   Tiles<P, kTokens, Args, kEven> tiles_;
   int units_;
