@@ -105,7 +105,7 @@ def gemm_spec(
     whole = layout.grid.k128
     context = GemmContext(
         name=_name(layer, compute),
-        weight=layer.weight.code,
+        weight=layout.code,
         target=layout.target,
         activation=activation.format,
         scale=layout.scale,

@@ -8,11 +8,11 @@ panel, so that the CTAs of a wave read memory that lies together.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from humming.configs import LayerConfig
 from humming.errors import UnsupportedError
-from humming.formats.number import NumberFormat
+from humming.formats.number import NumberFormat, Specials
 from humming.formats.operands import operand_exponent, operand_unit
 from humming.formats.scheme import Second, WeightScheme, Zero
 from humming.formats.table import number_format
@@ -44,6 +44,10 @@ KERNEL_SCALES = ("f32", "f16", "bf16", "e8m0", "e4m3fn")
 #: What scales of e4m3fn become that kernels multiply into e2m1: positive ones are normal there, so
 #: that an addition to their exponents makes bf16 of them.
 NORMAL_SCALES = "e5m3"
+
+#: Codes that are NaN, and none Inf; scale formats whose NaN is one wherever it is multiplied.
+_NAN_ALONE = (Specials.NAN_ONLY, Specials.FNUZ)
+_NAN_SCALES = ("f32", "f16", "bf16")
 
 #: Kernels take K in pairs of blocks.
 _K_MULTIPLE = 2 * BLOCK
@@ -163,6 +167,7 @@ class MmaLayout:
             f"zeros{self.zero_group}" * self.has_zeros,
             "channel" * self.has_channel,
             "order" * self.has_order,
+            "nan" * (self.code != self.weight.code),
         ]
         tensors = ".".join(filter(None, parts))
         return f"sm75_sm89/mma{PANEL}x{BLOCK}/{self.planes}/{tensors}/v1"
@@ -174,6 +179,21 @@ class MmaLayout:
         They then are from 2^-5 to 2^6: so kernels may multiply them into their operands, exactly.
         """
         return self.has_scales and _has_powers(self.weight, self.target)
+
+    @property
+    def code(self) -> NumberFormat:
+        """What kernels take codes for: the weight's format, or the one without its NaN.
+
+        A NaN makes all results of its row NaN, and so does a scale of that row that is: the packed
+        form has that one (:func:`.packing.pack_weight`), and decoders leave three instructions of
+        seven out. Not where codes are operands as they are, nor where Inf is a code too, nor where
+        scales of a row are of formats whose NaN does not survive being multiplied into operands.
+        """
+        code = self.weight.code
+        kept = self.has_channel or self.scale.name in _NAN_SCALES
+        if code == self.target or code.specials not in _NAN_ALONE or not kept:
+            return code
+        return replace(code, specials=Specials.NONE)
 
     @property
     def unit(self) -> int:

@@ -7,13 +7,20 @@ import torch
 from humming.backend import PackedWeight
 from humming.configs import LayerConfig
 from humming.errors import ConfigError
+from humming.formats.number import Specials
 from humming.packing import unpack
 from humming.weight import CanonicalWeight
 from humming_sm75_sm89.layout import BLOCK, PANEL, BlockGrid, MmaLayout
 from humming_sm75_sm89.order import Arrangement, arrange
-from humming_sm75_sm89.scales import pack_channel, pack_rows, pack_scales, pack_zeros
+from humming_sm75_sm89.scales import (
+    pack_channel,
+    pack_rows,
+    pack_scales,
+    pack_zeros,
+    spoil_rows,
+)
 
-__all__ = ["check_weight", "pack_beside", "pack_codes", "pack_weight"]
+__all__ = ["check_weight", "pack_beside", "pack_codes", "pack_weight", "rows_with_nan"]
 
 #: Codes that are rearranged at a time: what bounds the memory that packing takes.
 _CHUNK_CODES = 64 << 20
@@ -64,12 +71,32 @@ def pack_beside(
         tensors["zeros"] = pack_zeros(weight, layout, arrangement)
     if layout.has_channel:
         tensors["channel"] = pack_channel(weight, layout)
+    if layout.code != layout.weight.code:
+        spoil_rows(tensors, rows_with_nan(weight), layout)
     if weight.bias is not None:
         tensors["bias"] = pack_rows(weight.bias, layout)
     if layout.has_order:
         assert arrangement.order is not None, "arrange() makes one if the layout has one"
         tensors["order"] = arrangement.order.contiguous()
     return tensors
+
+
+def rows_with_nan(weight: CanonicalWeight) -> torch.Tensor:
+    """Whether a row has a code that is NaN, bool [E, N]; of formats where no other is special."""
+    code = weight.scheme.code
+    packed = weight.packed.reshape(-1, *weight.packed.shape[-2:])
+    found = torch.empty(packed.shape[:2], dtype=torch.bool, device=weight.device)
+    chunk = max(1, _CHUNK_CODES // weight.k)
+    sign = 1 << (code.bits - 1)
+    for expert, rows in enumerate(packed):
+        for first in range(0, weight.n, chunk):
+            codes = unpack(rows[first : first + chunk], code.bits, weight.k)
+            if code.specials is Specials.FNUZ:
+                nan = codes == sign
+            else:
+                nan = codes.bitwise_and(sign - 1) == sign - 1
+            found[expert, first : first + chunk] = nan.any(dim=1)
+    return found
 
 
 def pack_codes(

@@ -12,7 +12,7 @@ from humming_sm75_sm89.order import Arrangement
 from humming_sm75_sm89.powers import divided, row_powers, values_of
 from humming_sm75_sm89.scaling import scale_rows
 
-__all__ = ["pack_channel", "pack_rows", "pack_scales", "pack_zeros"]
+__all__ = ["pack_channel", "pack_rows", "pack_scales", "pack_zeros", "spoil_rows"]
 
 
 def pack_scales(
@@ -55,6 +55,22 @@ def pack_rows(values: torch.Tensor, layout: MmaLayout) -> torch.Tensor:
     return out
 
 
+def spoil_rows(tensors: dict[str, torch.Tensor], rows: torch.Tensor, layout: MmaLayout) -> None:
+    """Make a scale of these rows NaN: the one of the whole row, or the first of its groups.
+
+    Args:
+        tensors: those beside the codes, packed.
+        rows: which, bool [E, N].
+        layout: theirs, whose `code` is not the weight's.
+    """
+    if layout.has_channel:
+        tensors["channel"][:, : layout.n].masked_fill_(rows, torch.nan)
+        return
+    every = rows.new_zeros((layout.lead, layout.grid.n64))
+    every[:, : layout.n] = rows
+    tensors["scales"][:, 0].masked_fill_(_lanes(every), torch.nan)
+
+
 def _powers(weight: CanonicalWeight) -> torch.Tensor:
     powers = row_powers(weight)
     if powers is None:
@@ -80,5 +96,10 @@ def _panels(
     rows = _per_row(blocks, weight).transpose(1, 2)
     out = blocks.new_zeros((blocks.shape[0], -(-grid.k128 // group), grid.n64))
     out[:, : rows.shape[1], : grid.n] = rows
-    lanes = out.view(*out.shape[:2], grid.panels, 8, PANEL // 8).transpose(-1, -2)
-    return lanes.reshape(*out.shape[:2], grid.panels, PANEL)
+    return _lanes(out)
+
+
+def _lanes(rows: torch.Tensor) -> torch.Tensor:
+    """[.., n64] to [.., NP, 64] in panel order."""
+    lanes = rows.reshape(*rows.shape[:-1], -1, 8, PANEL // 8).transpose(-1, -2)
+    return lanes.reshape(*rows.shape[:-1], -1, PANEL)

@@ -320,7 +320,8 @@ def decode_instructions(layout: MmaLayout, tuning: WideTuning | StreamTuning) ->
     field = 1.5 if layout.planes.fives else 1.25 * planes + planes - 1
     if code.name == "e2m1":
         return _TO_HALVES_FROM_FP4  # scales are in the factor that it is multiplied by anyway
-    made = field + 1 if code.is_integer else 2 * field + (2.25 if code.bits < 8 else 5.0)
+    of_float = 2.25 if code.bits < 8 else 5.0 if layout.code.has_nan else 2.0
+    made = field + 1 if code.is_integer else 2 * field + of_float
     return made + tuning.folds * (1.0 if layout.weight.zero is Zero.INTEGER else 0.6)
 
 

@@ -239,7 +239,7 @@ def _context(
     assert instruction is not None, "_check() refused it"
     return WideContext(
         name=_name(layer, compute),
-        weight=layer.weight.code,
+        weight=layout.code,
         target=layout.target,
         scale=layout.scale,
         output=layer.output,

@@ -60,17 +60,4 @@ inline constexpr bool is_small_float = is_same<Format, E4m3fn> || is_same<Format
 template <class Format>
 inline constexpr bool is_small_integer = is_same<Format, Signed<8>> || is_same<Format, Signed<4>>;
 
-template <class Format>
-struct FiniteOf {
-  using type = Format;
-};
-template <int kExponent, int kMantissa, int kBias, Specials kSpecials>
-struct FiniteOf<Float<kExponent, kMantissa, kBias, kSpecials>> {
-  using type = Float<kExponent, kMantissa, kBias, Specials::kNone>;
-};
-
-/// The format for one who knows that no code is NaN or Inf: decoding those then costs nothing.
-template <class Format>
-using Finite = typename FiniteOf<Format>::type;
-
 }  // namespace humming

@@ -75,7 +75,7 @@ struct SpecialHalves {
 };
 
 /// To f16 and bf16, exact, NaN and Inf included. Two fields and an fma: 6.5 for e4m3fn to f16 and 7.5 to
-/// bf16; 4.5 without NaN (Finite<E4m3fn>). e5m2 to f16: 1.5. e2m1 as it is placed: 3.75 and 3.
+/// bf16; 4.5 of the same without NaN. e5m2 to f16: 1.5. e2m1 as it is placed: 3.75 and 3.
 template <class Format, class Half>
 struct FloatToHalf : WithoutZeroPoint {
   using Planes = typename FloatPlanes<Format, Half>::type;
