@@ -7,6 +7,8 @@ codes are operands as they are.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import wgmma_layers
@@ -34,6 +36,7 @@ CASES = (
     (TURING, "e4m3fn-tensor-f32", "f16", CONTIGUOUS, MMA, True),
     (AMPERE, "e4m3fn-g64-f16", "f16", INDEXED, MMA, True),
     (AMPERE, "e4m3fn-b128x128-f32", "bf16", MASKED, MMA, True),
+    (AMPERE, "e4m3fn-g64-bf16", "bf16", DENSE, replace(MMA, folds=True), True),
     (AMPERE, "e4m3fnuz-g128-bf16-channel", "bf16", DENSE, MMA, True),
     (AMPERE, "e4m3fn-g32-e8m0", "bf16", DENSE, MMA, False),
     (AMPERE, "e5m2-channel-f32", "bf16", DENSE, MMA, False),
@@ -41,6 +44,7 @@ CASES = (
     (HOPPER, "e4m3fn-channel-f32", "bf16", DENSE, STREAM, True),
     (HOPPER, "e4m3fn-b128x128-f32", "bf16", INDEXED, WIDE, True),
     (HOPPER, "e4m3fn-g128-bf16", "bf16", CONTIGUOUS, WIDE, True),
+    (HOPPER, "e4m3fn-g128-bf16", "bf16", DENSE, replace(WIDE, folds=True), True),
     (HOPPER, "e4m3fn-channel-f32", "e4m3fn-token-f32", DENSE, WIDE, False),
 )
 #: Rows and columns of such codes, of experts by turns: the first and last of all, and two in one
