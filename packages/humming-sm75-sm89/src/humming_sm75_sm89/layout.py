@@ -185,9 +185,9 @@ class MmaLayout:
         """What kernels take codes for: the weight's format, or the one without its NaN.
 
         A NaN makes all results of its row NaN, and so does a scale of that row that is: the packed
-        form has that one (:func:`.packing.pack_weight`), and decoders leave three instructions of
-        seven out. Not where codes are operands as they are, nor where Inf is a code too, nor where
-        scales of a row are of formats whose NaN does not survive being multiplied into operands.
+        form has that one (:func:`.packing.pack_weight`), and decoders take 4.5 instructions for
+        a register, not 7.5. Not where codes are operands as they are, nor where Inf is a code too,
+        nor where scales are of formats whose NaN does not survive being multiplied into operands.
         """
         code = self.weight.code
         kept = self.has_channel or self.scale.name in _NAN_SCALES

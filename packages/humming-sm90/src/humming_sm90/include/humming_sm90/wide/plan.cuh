@@ -97,7 +97,7 @@ struct Plan {
   static constexpr int kIntervals = kPairs ? 1 : kStepK / kInterval;  // of a step, or of two
   static constexpr int kMmas = kInterval / kMmaK;  // of an interval
   /// Rows of tiles are a multiple of: of what is multiplied at a time, if that can be left out.
-  static constexpr int kEven = !P::kFits ? 0 : kPromotes ? kChunk : 8;
+  static constexpr int kEven = P::kFits ? P::Mma::kGrain : 0;
   static_assert(kInterval % kMmaK == 0, "Plan: a scale group that is no multiple of an MMA's K");
   static_assert(!P::kFolds || (P::kGroup != 0 && !kFloatZeros),
                 "Plan: only scales go into operands, and nothing else may need f32");
